@@ -130,9 +130,13 @@ class _Reader:
     def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
         """Return splits with the targets that the columns name, if they did not come from a table, and so have others."""
         columns, splits = self.columns, source.splits
-        if columns.targets and any(dataset.target_names != columns.targets for dataset in splits.values()):
-            splits = {split: _with_numbers(name, dataset, columns.targets) for split, dataset in splits.items()}
-            return replace(source, splits=splits, columns=columns)
+        if columns.targets:
+            found = source.columns.targets  # as the table spells them
+            splits = {
+                split: dataset if found and dataset.target_names == found else _with_numbers(name, dataset, columns.targets)
+                for split, dataset in splits.items()
+            }
+            return replace(source, splits=splits, columns=source.columns if found else columns)
         several = any(dataset.label_sets is not None for dataset in splits.values())
         if columns.several or several:
             splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
@@ -140,22 +144,25 @@ class _Reader:
             raise VitrailError(f"{name} has several labels per image, where one is needed; it trains a multi-label model")
         if (columns.labels or columns.splits_cells) and source.columns == ANY_COLUMNS:
             raise VitrailError(
-                f"{name} has no columns; labels_column and separator are for tables: .csv, .jsonl and .parquet files"
+                f"{name} has no columns; labels_column and separator are for tables: .csv, .jsonl and .parquet files, and "
+                "datasets of Hugging Face"
             )
         return replace(source, splits=splits, columns=replace(source.columns, several=True) if several else source.columns)
 
     def _read_mapping(self, parts: Mapping[str, Any]) -> SourceSplits:
         """Read each split from its own source; labels are matched by class name."""
         splits: dict[str, Dataset] = {}
-        columns = ANY_COLUMNS
-        for key, part in parts.items():
+        columns, notes = ANY_COLUMNS, list[str]()
+        for key, part in sorted(parts.items(), key=lambda item: canonical_split(item[0]) != "train"):
             split = canonical_split(key)
             if split is None or split in splits:
                 raise VitrailError(
                     f"the splits must be train, validation and test, once each, got {', '.join(map(repr, parts))}"
                 )
             part = as_source(part, self.class_names, self.progress)
-            read = part if isinstance(part, DatasetSplits) else self.read(part)
+            # what was found in train, such as the separator, holds for the others, which may have too few rows to tell
+            reader = self if columns == ANY_COLUMNS else replace(self, columns=replace(columns, labels=self.columns.labels))
+            read = part if isinstance(part, DatasetSplits) else reader.read(part)
             dataset = read.splits.get(split, read.splits.get(""))
             if dataset is None:
                 raise VitrailError(
@@ -163,13 +170,14 @@ class _Reader:
                 )
             splits[split] = dataset
             columns = columns if columns != ANY_COLUMNS else read.columns
+            notes += [f"{split}: {note}" for note in read.notes] if isinstance(read, SourceSplits) else []
         if not splits:
             raise VitrailError("there are no splits; name at least train")
         if any(dataset.label_sets is not None for dataset in splits.values()):
             splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
         names = _merge_class_names([dataset.class_names for dataset in splits.values()])
         splits = {split: with_class_names(dataset, names) for split, dataset in splits.items()}
-        return SourceSplits(splits, columns=columns)
+        return SourceSplits(splits, tuple(notes), columns)
 
     def _read_name(self, name: str) -> SourceSplits:
         if not name:
@@ -180,7 +188,7 @@ class _Reader:
             note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
             return SourceSplits(_read_named(head, options, self.progress), (note,) if Path(head).exists() else ())
         if head == "hf":
-            return SourceSplits(read_hf_dataset(name))
+            return read_hf_dataset(name, self.columns, self.labelled)
         path = Path(name)
         if path.is_dir():
             return self._read_directory(path)
@@ -195,7 +203,7 @@ class _Reader:
 
     def _read_directory(self, path: Path) -> SourceSplits:
         if is_saved_dataset(path):
-            return SourceSplits(read_hf_dataset(path))
+            return read_hf_dataset(path, self.columns, self.labelled)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
