@@ -26,6 +26,7 @@ class Preprocess:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     trim: tuple[int, int] = added((0, 0))  # rows and columns cut off at the bottom and right of the crop
+    raw: bool = added(False)  # bands as they are stored, with mean and std in their own units, and not 8-bit RGB or grey
 
     def __post_init__(self) -> None:
         validate(self)
@@ -39,6 +40,25 @@ class Preprocess:
             raise VitrailError(f"mean and std must have one value per channel, got {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
             raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def scale(self) -> float:
+        """What values are divided by before the mean is subtracted."""
+        return 1.0 if self.raw else 255.0
+
+    @property
+    def pixel_type(self) -> Literal["uint8", "float32"]:
+        """The data type of an image that is resized but not yet normalised, which a predictor takes."""
+        return "float32" if self.raw else "uint8"
+
+    @property
+    def padding(self) -> tuple[float, ...]:
+        """The value of what lies outside of an image when it is shifted: black, or the mean of bands, which have no black."""
+        return self.mean if self.raw else (0,)
 
     @property
     def crop_size(self) -> tuple[int, int]:

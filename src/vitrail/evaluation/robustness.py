@@ -94,6 +94,7 @@ def evaluate_robustness(
     images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
     """
     predictor = require_classifier(load_predictor(model), "robustness")
+    _check_eight_bits(predictor)
     grid = grid or model_grid(predictor)
     check_grid(grid, predictor.preprocess.image_size)
     data = open_for_evaluation(data, predictor, progress)
@@ -102,6 +103,14 @@ def evaluate_robustness(
     runner = _Runner(predictor, corruption_suite(grid), seed, progress)
     outcomes = runner.run(select_images(labelled, indices), indices, split, data.name, batch_size, workers)
     return _summarise(outcomes, runner.corruptions, data, split, grid, tuple(leakage_warnings(predictor, data, split)))
+
+
+def _check_eight_bits(predictor: Predictor) -> None:
+    if predictor.preprocess.raw:
+        raise VitrailError(
+            f"robustness needs a model of 8-bit images, for which the corruptions are defined, and {predictor.source} takes "
+            f"{predictor.preprocess.channels} bands; try vitrail evaluate"
+        )
 
 
 def model_grid(predictor: Predictor) -> GridSize:

@@ -1,10 +1,12 @@
 """A preprocessed and augmented batch of a dataset as a contact sheet."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from PIL import Image
 
 from vitrail.augment.policy import Policy
+from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
@@ -23,9 +25,19 @@ class BatchSheet:
 
 
 def draw_batch(
-    data: DatasetSplits, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, step: int, seed: int
+    data: DatasetSplits,
+    split: str,
+    policy: Policy,
+    image_size: tuple[int, int] | None,
+    batch_size: int,
+    step: int,
+    seed: int,
+    bands: Sequence[int] = (),
 ) -> BatchSheet:
-    """Draw a batch: train images augmented as in training, validation and test images as in evaluation."""
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation.
+
+    ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
+    """
     source = data.splits[split]
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
@@ -35,7 +47,7 @@ def draw_batch(
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
     return BatchSheet(
-        contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels),
+        contact_sheet(denormalise(batch.images, preprocess, bands), labels),
         batch.indices.tolist(),
         labels,
         preprocess.image_size,
@@ -46,12 +58,15 @@ def _build_loader(
     source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int
 ) -> Loader:
     """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
-    first = source.read(0)
+    first, bands = source.read(0), find_bands(source)
     channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
     native_size = (
         (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
     )
     preprocess = Preprocess(image_size or native_size, mean=(0.5,) * channels, std=(0.5,) * channels)
+    if bands is not None:
+        measured = measure_bands(source, bands.bands)
+        preprocess = replace(preprocess, mean=measured.mean, std=measured.std, raw=True)
     return (
         build_train_loader(source, preprocess, batch_size, policy, seed)
         if split == "train"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitrail.data.decode import to_pil
+from vitrail.data.band_view import to_view
 from vitrail.data.sources.dataset import Dataset
 from vitrail.evaluation.classification import ClassificationEvaluation, SplitPredictions, summarise_predictions
 from vitrail.evaluation.per_class import confusion_matrix, most_confused
@@ -82,7 +82,7 @@ def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Itera
         yield "<h2>Most confused classes</h2>" + html_table(("true class", "predicted class", "#images"), confused_rows)
     losses = per_image_scores(predictions.logits, predictions.labels)["loss"]
     worst = losses.argsort(descending=True, stable=True)[:NUM_HIGHEST_LOSSES]
-    images = [to_pil(dataset.read(int(predictions.indices[row]))) for row in worst]
+    images = [to_view(dataset.read(int(predictions.indices[row]))) for row in worst]
     captions = [_caption(names[predictions.labels[row]], names[predictions.predicted[row]]) for row in worst]
     sheet_uri = data_uri(contact_sheet(images, captions, columns=8))
     yield f'<h2>Highest losses</h2><img alt="Images with the highest losses" src="{sheet_uri}">'

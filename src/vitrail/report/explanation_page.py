@@ -67,7 +67,7 @@ def write_explanation_page(
 def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> list[str]:
     preprocess = vit.preprocess
     assert preprocess is not None
-    (image,) = denormalise(explanation.image[None].float(), preprocess.mean, preprocess.std)
+    (image,) = denormalise(explanation.image[None].float(), preprocess)
     queries = [
         (int(row), int(column)) for row, sep, column in (query.partition(",") for query in explanation.attention_rows) if sep
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.augment.policy import get_policy
+from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.image_like import describe_value
@@ -26,6 +27,8 @@ from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
 from vitrail.weights.load import load, quiet_loading
 
+EIGHT_BIT_CHANNELS = 3
+COLOUR_NOTE = "RandAugment applies only its geometric operations to bands: those of colours are defined for 8-bit images"
 PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384  # the paper fine-tunes at a higher resolution
 
 
@@ -128,7 +131,7 @@ def prepare_training(
     context = dataset_context(opened, learned, model, image)
     default = "demo" if context.data == "fashion" and model is None and image is None else "small"
     selected = _with_task(get_recipe(recipe or default, context), task)
-    prepared = _apply_options(selected, opened, options)
+    prepared = _apply_options(selected, opened, options, progress)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -156,7 +159,7 @@ def prepare_pretraining(
         options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
     opened = _open(data, options, None, progress, group)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
-    return _apply_options(get_recipe(method, context), opened, options)
+    return _apply_options(get_recipe(method, context), opened, options, progress)
 
 
 def prepare_finetuning(
@@ -179,7 +182,7 @@ def prepare_finetuning(
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task), opened, options), model
+    return _apply_options(_with_task(selected, task), opened, options, progress), model
 
 
 def prepare_recipe(
@@ -199,7 +202,7 @@ def prepare_recipe(
         opened = open_training_data(changed, progress, options.data or data)
     if data is not None:
         recipe = replace(recipe, data=opened.name)
-    return _apply_options(recipe, opened, options)
+    return _apply_options(recipe, opened, options, progress)
 
 
 def dataset_context(
@@ -213,6 +216,8 @@ def dataset_context(
     native_size = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and same_size else None
     pixels = data.train.read(0) if same_size else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
+    bands = find_bands(data.train)
+    channels = channels if bands is None else bands.bands
     names = tuple(data.class_names)
     outputs = task.num_outputs(names)
     return RecipeContext(data.name, len(data.train), outputs, native_size, channels, model, image, class_names=names)
@@ -266,9 +271,41 @@ def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
     return replace(recipe, task=task, augment=augment)
 
 
-def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions) -> PreparedRun:
-    changed, notes = options.apply(recipe, len(data.train))
-    return PreparedRun(changed, data, notes)
+def _apply_options(
+    recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
+) -> PreparedRun:
+    matched, band_notes = match_bands(recipe, data, progress)
+    changed, notes = options.apply(matched, len(data.train))
+    if changed.preprocess.raw and changed.augment.randaug_layers:
+        band_notes = (*band_notes, COLOUR_NOTE)
+    return PreparedRun(changed, data, (*band_notes, *notes))
+
+
+def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None = None) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe for the bands of a dataset, and notes: their number is that of the model's channels, and their mean and
+    standard deviation are measured, unless the recipe or its weights have those of as many bands."""
+    bands, preprocess = find_bands(data.train), recipe.preprocess
+    if bands is None:
+        if preprocess.raw and preprocess.channels != EIGHT_BIT_CHANNELS:
+            raise VitrailError(
+                f"the weights take {preprocess.channels} bands, and {data.name} has 8-bit images; name a dataset of such bands"
+            )
+        return recipe, ()
+    if preprocess.raw and preprocess.channels == bands.bands:
+        return recipe, (
+            f"images of {bands}, normalised by the mean and standard deviation that the weights or the recipe have",
+        )
+    measured = measure_bands(data.train, bands.bands, progress)
+    changed = replace(
+        recipe,
+        model=replace(recipe.model, channels=bands.bands),
+        preprocess=replace(preprocess, mean=measured.mean, std=measured.std, raw=True),
+    )
+    note = (
+        f"images of {bands}: model.channels={bands.bands}, and mean and standard deviation of each band are measured on "
+        f"{measured.num_images:,} training image{'s' * (measured.num_images != 1)} (preprocess.mean, preprocess.std)"
+    )
+    return changed, (note,)
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:
