@@ -49,7 +49,7 @@ def translation(right: int = 0, down: int = 0) -> Affine:
 
 
 def warp_image(
-    image: Image.Image, affine: Affine, fill: float = GREY, resample: Resampling = Resampling.NEAREST
+    image: Image.Image, affine: Affine, fill: int | float = GREY, resample: Resampling = Resampling.NEAREST
 ) -> Image.Image:
     """Warp an image, keeping its size; pixels from outside get the value ``fill`` in every channel."""
     bands = len(image.getbands())

@@ -63,7 +63,7 @@ def draw_padded_crop(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: i
 
 
 def padded_crop(
-    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int, fill: Sequence[float] = (0,)
+    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int, fill: Sequence[float] = (0.0,)
 ) -> Num[ndarray, "n h w c"]:
     """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated. ``fill``: the padding's
     value, or one per channel."""

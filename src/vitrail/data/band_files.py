@@ -9,7 +9,6 @@ import ast
 import io
 import logging
 import math
-import struct
 import zlib
 from dataclasses import dataclass
 from importlib import import_module
@@ -101,10 +100,10 @@ def check_values(image: ndarray, nodata: str | None = None) -> Num[ndarray, "h w
     finite = np.isfinite(image).reshape(-1, image.shape[2]).all(axis=0)
     if not finite.all():
         band = int(np.argmin(finite)) + 1
-        raise BadImage(f"has values that are not finite (NaN/Inf) in band {band}; fill them, or leave the image out")
+        raise BadImage(f"has values that are not finite (NaN/Inf) in band {band}; fill them, or leave the file out")
     missing = _number(nodata)
     if missing is not None and (image == np.float32(missing)).any():
-        raise BadImage(f"has pixels without data (nodata {missing:g}); fill them, or leave the image out")
+        raise BadImage(f"has pixels without data (nodata {missing:g}); fill them, or leave the file out")
     return image
 
 
@@ -131,7 +130,7 @@ def _read_npy(content: bytes, max_pixels: int) -> ndarray:
         version = np.lib.format.read_magic(stream)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran_order, dtype = read_header(stream, MAX_NPY_HEADER)
-    except (ValueError, KeyError, SyntaxError, TypeError, EOFError, RecursionError, struct.error):
+    except Exception:  # numpy parses a header as Python code, and a damaged one can fail in any way
         raise BadImage("is a damaged .npy file: its header cannot be read") from None
     if dtype.hasobject:
         raise BadImage("holds pickled objects, which are never read; save numbers: numpy.save(file, array)")

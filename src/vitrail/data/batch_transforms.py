@@ -17,7 +17,6 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.augment.affine import warp_image
 from vitrail.augment.counter_rng import random_bits, uniforms
 from vitrail.augment.crop import (
     CROP_SLOTS,
@@ -29,10 +28,10 @@ from vitrail.augment.crop import (
 )
 from vitrail.augment.policy import Policy
 from vitrail.augment.randaugment import (
+    COLOUR_OPERATIONS,
     JITTER_SLOTS,
     OPERATION_SLOTS,
     RandAugmentOps,
-    affine_of,
     apply_operation,
     colour_jitter,
     draw_colour_jitter,
@@ -189,10 +188,14 @@ class TrainTransform:
     def _transform_bands(self, image: Float[Tensor, "c height width"], operations: RandAugmentOps, row: int) -> Tensor:
         """Apply the drawn geometric operations to each band; the others are for 8-bit colours, and leave it as it is."""
         planes = [Image.fromarray(plane) for plane in image.numpy()]
-        for operation, strength in zip(operations.indices[row], operations.strengths[row], strict=True):
-            affine = affine_of(operations.names[operation], float(strength), *planes[0].size)
-            if affine is not None:
-                planes = [warp_image(plane, affine, mean) for plane, mean in zip(planes, self.preprocess.mean, strict=True)]
+        for operation, strength, centre in zip(
+            operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
+        ):
+            if (name := operations.names[operation]) not in COLOUR_OPERATIONS:
+                planes = [
+                    apply_operation(plane, name, float(strength), centre, fill=mean)
+                    for plane, mean in zip(planes, self.preprocess.mean, strict=True)
+                ]
         return torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
 
     @property

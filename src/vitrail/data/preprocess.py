@@ -51,6 +51,16 @@ class Preprocess:
         return 1.0 if self.raw else 255.0
 
     @property
+    def mean_of_255(self) -> tuple[float, ...]:
+        """The mean of values that are divided by 255, as other libraries have it, which divide bands as well."""
+        return tuple(value / (255 / self.scale) for value in self.mean)
+
+    @property
+    def std_of_255(self) -> tuple[float, ...]:
+        """The standard deviation of values that are divided by 255."""
+        return tuple(value / (255 / self.scale) for value in self.std)
+
+    @property
     def pixel_type(self) -> Literal["uint8", "float32"]:
         """The data type of an image that is resized but not yet normalised, which a predictor takes."""
         return "float32" if self.raw else "uint8"
@@ -58,7 +68,7 @@ class Preprocess:
     @property
     def padding(self) -> tuple[float, ...]:
         """The value of what lies outside of an image when it is shifted: black, or the mean of bands, which have no black."""
-        return self.mean if self.raw else (0,)
+        return self.mean if self.raw else (0.0,)
 
     @property
     def crop_size(self) -> tuple[int, int]:

@@ -154,6 +154,6 @@ def _pretrained_cfg(c: ViTConfig, preprocess: Preprocess | None) -> dict[str, An
         "interpolation": preprocess.interpolation,
         "crop_pct": preprocess.crop_pct,
         "crop_mode": "squash" if preprocess.squash else "center",
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
+        "mean": list(preprocess.mean_of_255),
+        "std": list(preprocess.std_of_255),
     }
