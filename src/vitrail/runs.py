@@ -13,6 +13,7 @@ import numpy as np
 
 from vitrail.config import parse_value
 from vitrail.data.batch_transforms import ImageTransform
+from vitrail.data.sources.columns import choose_columns
 from vitrail.data.sources.image_like import describe_value
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.io import atomic_write
@@ -57,10 +58,12 @@ def train(
     """Train a model from random weights on a dataset: a path, a name, or an object with images and labels by index; None means
     ``fashion``, the embedded images.
 
-    ``task`` is what to learn; None means classification. ``resume`` is a run to resume, of whatever function; with options that
-    change its recipe, it continues in a new folder. ``recipe_from`` is a run or a ``recipe.json`` to take the recipe from. Both
-    open the dataset by its name in the recipe, unless ``data`` gives it: an object of your own has no name to open.
+    ``task`` is what to learn; None means what the targets are for: one label per image, or several. ``resume`` is a run to
+    resume, of whatever function; with options that change its recipe, it continues in a new folder. ``recipe_from`` is a run or
+    a ``recipe.json`` to take the recipe from. Both open the dataset by its name in the recipe, unless ``data`` gives it: an
+    object of your own has no name to open.
 
+    ``labels_column``, ``separator`` and ``target`` say where and how a table holds its targets, as in ``vitrail.open_dataset``.
     Further options, the same for ``finetune`` and ``pretrain``: ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
     ``seed``, ``precision``, ``compile``, ``augment``; ``settings``, a dict of any recipe fields such as
     ``{"optim.grad_clip": 1.0}``; ``out``, the run folder; ``minutes`` and ``find_lr``; ``device``, ``threads`` and
@@ -160,13 +163,14 @@ def run_prepared(
 
 RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
+COLUMN_OPTIONS = ("labels_column", "separator", "target")
 OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, Path | None, dict[str, Any]]:
     """Divide options into those of the recipe, the run folder, and those of its run."""
     options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-    known, recipe_fields = (*RECIPE_OPTIONS, *RUN_OPTIONS), [field.name for field in fields(Recipe)]
+    known, recipe_fields = (*RECIPE_OPTIONS, *COLUMN_OPTIONS, *RUN_OPTIONS), [field.name for field in fields(Recipe)]
     for name in options.keys() - set(known):
         in_settings = f"; try settings={{{name!r}: ...}}" if name in recipe_fields else ""
         raise VitrailError(f"no option is named {name!r}{in_settings or did_you_mean(name, known)}")
@@ -190,6 +194,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, Path | No
         "loss": options.get("loss"),
     }
     recipe_options = {name: options[name] for name in RECIPE_OPTIONS if name in options}
+    recipe_options["columns"] = choose_columns(*(options.get(name) for name in COLUMN_OPTIONS))
     return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **recipe_options), out, run_options
 
 

@@ -130,7 +130,7 @@ def test_a_probe_needs_labels_and_skips_images_without() -> None:
     found = probe(load("model"), replace(data, train=half), ("knn",))
     assert found.num_images["train"] == len(paths) // 2
     with pytest.raises(VitrailError, match="has no validation split to select the linear probe's penalty on"):
-        probe(load("model"), replace(data, validation=empty_dataset(data.class_names)))
+        probe(load("model"), replace(data, validation=empty_dataset(data.train)))
 
 
 def test_the_mean_covers_the_columns_of_every_row() -> None:

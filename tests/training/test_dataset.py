@@ -69,7 +69,7 @@ def test_images_without_a_label_are_neither_trained_on_nor_evaluated(tmp_path: P
     bare = DatasetSplits(
         "bare", random_images(12, [0, 1] * 6), random_images(4, [0, 1, 1, 0]), random_images(3, [-1] * 3), "print"
     )
-    monkeypatch.setattr(module, "open_dataset", lambda name, split_fractions, labelled, progress: bare)
+    monkeypatch.setattr(module, "open_dataset", lambda name, columns, split_fractions, labelled, progress: bare)
     opened_data = load_training_data(recipe_on(tmp_path))
     assert [len(part) for part in opened_data.splits.values()] == [12, 4, 0]
     assert "3 of test have no label and are skipped" in opened_data.notes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
 from vitrail.cli.panels import data_option, model_option, optimisation_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
@@ -68,6 +68,9 @@ def finetune(
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     augment: AugmentOption = None,
     trainable: Annotated[
         str,
@@ -98,13 +101,17 @@ def finetune(
     json: JsonOption = False,
 ) -> None:
     """Fine-tune pretrained weights on the classes of your images."""
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.training.prepare import RecipeOptions, prepare_finetuning
     from vitrail.weights.catalogue import is_available
 
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    columns = choose_columns(labels_column, separator, target)
+    fields = RecipeOptions(
+        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns
+    )
     if resume is not None:
         resume_command(resume, fields, options, weights=weights, data=data, image_size=image)
         return

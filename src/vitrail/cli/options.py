@@ -38,6 +38,22 @@ SplitOption = Annotated[
     data_option(help="Split to evaluate on; default: test if there is one, else validation, else all."),
 ]
 
+LabelsColumnOption = Annotated[
+    str | None,
+    data_option("--labels-column", metavar="NAME", help="Column of a table with the labels; default: found by name."),
+]
+SeparatorOption = Annotated[
+    str | None,
+    data_option(
+        "--separator",
+        metavar="TEXT",
+        help="What separates several labels of one image, such as ';'; none: one label per image.",
+    ),
+]
+TargetOption = Annotated[
+    list[str] | None, data_option("--target", metavar="COLUMN", help="Column of a table with a number to predict; repeatable.")
+]
+
 BatchOption = Annotated[int, run_option("--batch-size", metavar="B", min=1, help="Number of images per batch.")]
 
 # Options that speed up inference.

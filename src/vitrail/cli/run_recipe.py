@@ -92,7 +92,8 @@ class RunOptions:
 
 OPTION_NAMES = (
     "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "model", "recipe", "image_size", "method",
-    "trainable", "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
+    "trainable", "labels_column", "separator", "target",
+    "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
 Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe
 

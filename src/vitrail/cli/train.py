@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
 from vitrail.cli.panels import model_option, optimisation_option, run_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
@@ -42,6 +42,9 @@ def train(
         typer.Argument(metavar="DATA", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
     image: InputSizeOption = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     augment: AugmentOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
@@ -74,11 +77,15 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train a Vision Transformer from scratch: on your images, or without an argument on the embedded ones in minutes."""
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.training.prepare import RecipeOptions, prepare_recipe, prepare_training
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    columns = choose_columns(labels_column, separator, target)
+    fields = RecipeOptions(
+        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns
+    )
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:

@@ -17,6 +17,7 @@ from vitrail.data.sources.dataset import (
     Dataset,
     DatasetSplits,
     Progress,
+    class_counts,
     label_name,
     max_bad_images,
     select_images,
@@ -159,9 +160,7 @@ def _group_equal(keys: ndarray) -> list[ndarray]:
 
 def _class_counts(splits: dict[str, Dataset]) -> dict[str, dict[str, int]]:
     names = next(iter(splits.values())).class_names
-    counts = {
-        split: np.bincount(dataset.labels[dataset.labels >= 0], minlength=len(names)) for split, dataset in splits.items()
-    }
+    counts = {split: class_counts(dataset) for split, dataset in splits.items()}
     return {name: {split: int(counts[split][label]) for split in splits} for label, name in enumerate(names)}
 
 

@@ -7,7 +7,7 @@ from numpy import ndarray
 
 from vitrail.data.class_names import imagenet_synsets, is_imagenet
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, class_counts, select_images
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
 
@@ -22,7 +22,7 @@ def select_split(data: DatasetSplits, split: str | None, labelled: bool = True) 
         source = ConcatDataset([part for part in data.splits.values() if len(part)]) if name == "all" else data.splits[name]
         if not labelled and len(source):
             return name, source
-        if len(source) and (indices := np.flatnonzero(source.labels >= 0)).size:
+        if len(source) and (indices := np.flatnonzero(source.has_label)).size:
             return name, select_images(source, indices)
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in data.splits.items())
     kind, where = "labelled images" if labelled else "images", f" in {split}" if split else ""
@@ -37,7 +37,7 @@ def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
     for name, number in _other_names(source, predictor.class_names).items():
         indices_by_name.setdefault(name, [number])
     mapping = np.full(len(source.class_names), -1)
-    used = np.unique(source.labels).tolist()
+    used = np.flatnonzero(class_counts(source)).tolist()
     unknown = [source.class_names[label] for label in used if source.class_names[label] not in indices_by_name]
     if unknown:
         raise VitrailError(_unknown_classes_message(unknown, len(used), list(indices_by_name), data, predictor.names is None))

@@ -4,6 +4,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from vitrail.config import parse_value
+from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
@@ -16,7 +18,8 @@ def open_like_training(
     data: Any, predictor: Predictor, progress: Progress | None = None, labelled: bool = True
 ) -> DatasetSplits:
     """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
-    return open_dataset(data, split_fractions=_training_fractions(predictor), labelled=labelled, progress=progress)
+    columns, fractions = training_columns(predictor, data), _training_fractions(predictor)
+    return open_dataset(data, columns=columns, split_fractions=fractions, labelled=labelled, progress=progress)
 
 
 def open_for_evaluation(data: Any, predictor: Predictor, progress: Progress | None = None) -> DatasetSplits:
@@ -24,10 +27,10 @@ def open_for_evaluation(data: Any, predictor: Predictor, progress: Progress | No
     source, labelled = as_source(data, progress=progress), predictor.task.config.labelled
     if _was_trained_on(predictor, source_name(source)):
         return open_like_training(source, predictor, progress, labelled)
-    opened = open_dataset(source, labelled=labelled, progress=progress)
+    opened = open_dataset(source, columns=training_columns(predictor, source), labelled=labelled, progress=progress)
     if opened is data or opened.split_fractions is None or not opened.split_fractions.test:
         return opened
-    nothing = empty_dataset(opened.class_names)
+    nothing = empty_dataset(opened.train)
     everything = ConcatDataset([split for split in opened.splits.values() if len(split)])
     notes = tuple(note for note in opened.notes if not note.startswith(NO_SPLITS_NOTE))
     return replace(opened, train=everything, validation=nothing, test=nothing, notes=notes, split_fractions=None)
@@ -64,6 +67,16 @@ def _was_trained_on(predictor: Predictor, data_name: str) -> bool:
         spellings = os.path.abspath(data_name), os.path.realpath(data_name), os.path.relpath(data_name or ".")
         return trained["path_hash"] in map(path_hash, spellings)
     return name == data_name or (os.path.exists(name) and os.path.exists(data_name) and os.path.samefile(name, data_name))
+
+
+def training_columns(predictor: Predictor, data: Any) -> Columns:
+    """Return how a table's targets are read for a model: as in its training, where their column may have had another name."""
+    recorded = predictor.metadata.get("recipe", {}).get("columns", {})
+    columns = parse_value(recorded, Columns, "columns")
+    if not isinstance(data, str | os.PathLike) or not _was_trained_on(predictor, source_name(data)):
+        columns = columns.for_other_data
+    several = predictor.task.config.several_labels if predictor.has_outputs else None
+    return columns if columns.targets or several is None else replace(columns, several=several)
 
 
 def _training_fractions(predictor: Predictor) -> SplitFractions:

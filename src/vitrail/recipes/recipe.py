@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vitrail.augment.policy import Policy
-from vitrail.config import override, validate
+from vitrail.config import added, override, validate
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
@@ -87,6 +88,7 @@ class Recipe:
     steps: int
     batch_size: int
     data: str = "fashion"
+    columns: Columns = added(ANY_COLUMNS)  # noqa: RUF009  # of its targets, if it is a table
     val_fraction: float = 0.1  # fractions of train, if the dataset has no such split
     test_fraction: float = 0.1
     init_from: str | None = None  # initial weights; None: random initialisation

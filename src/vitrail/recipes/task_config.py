@@ -32,6 +32,7 @@ class TaskConfig:
 
     labelled: ClassVar[bool] = True  # whether the targets are class labels; images without one are left out
     has_targets: ClassVar[bool] = True  # whether a dataset has to have targets
+    several_labels: ClassVar[bool | None] = None  # whether an image may have several; None: the task is not about labels
     mixes: ClassVar[bool] = True  # whether targets can be mixed, as Mixup and CutMix do
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
@@ -95,6 +96,7 @@ class Classification(TaskConfig):
     loss: LossName = "softmax"
     label_smoothing: float = 0.0
     balanced_loss: bool = False  # weight classes inversely to their frequency
+    several_labels: ClassVar[bool | None] = False
 
     def __post_init__(self) -> None:
         validate(self)
@@ -102,6 +104,42 @@ class Classification(TaskConfig):
             raise VitrailError(
                 f"task.label_smoothing must be from 0 to below 1, got {self.label_smoothing}; try task.label_smoothing=0.1"
             )
+
+
+@dataclass(frozen=True)
+class MultiLabel(TaskConfig):
+    """Several labels per image, or none: a binary classifier per class. ``focal`` is Lin et al. 2017, ``asymmetric`` Ridnik et
+    al. 2021."""
+
+    kind: Literal["multi-label"] = "multi-label"
+    loss: Literal["sigmoid", "asymmetric", "focal"] = "sigmoid"
+    label_smoothing: float = 0.0
+    balanced_loss: bool = False  # sigmoid only: weight the positives of a class by its negatives per positive
+    max_positive_weight: float = 20.0  # limit of those weights
+    focal_gamma: float = 2.0
+    focal_alpha: float | None = None  # weight of positives, from 0 to 1; None: as of negatives
+    gamma_positive: float = 0.0  # asymmetric only, as the next two
+    gamma_negative: float = 4.0
+    margin: float = 0.05  # negatives with a probability below it do not count
+    several_labels: ClassVar[bool | None] = True
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for name, upper in (("label_smoothing", 1.0), ("margin", 1.0)):
+            value = getattr(self, name)
+            if not 0 <= value < upper:
+                raise VitrailError(f"task.{name} must be from 0 to below 1, got {value}; try task.{name}=0.05")
+        for name in ("focal_gamma", "gamma_positive", "gamma_negative"):
+            if getattr(self, name) < 0:
+                raise VitrailError(f"task.{name} must be at least 0, got {getattr(self, name)}; try task.{name}=2")
+        if self.focal_alpha is not None and not 0 < self.focal_alpha < 1:
+            raise VitrailError(f"task.focal_alpha must be between 0 and 1, got {self.focal_alpha}; try task.focal_alpha=0.25")
+        if self.max_positive_weight < 1:
+            raise VitrailError(
+                f"task.max_positive_weight must be at least 1, got {self.max_positive_weight}; try task.max_positive_weight=20"
+            )
+        if self.balanced_loss and self.loss != "sigmoid":
+            raise VitrailError(f"task.balanced_loss weights the sigmoid loss, got task.loss={self.loss}; leave one of them out")
 
 
 @dataclass(frozen=True)

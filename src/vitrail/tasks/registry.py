@@ -13,9 +13,10 @@ from vitrail.models.config import ModelConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.task import TASKS, Task
 
-BUILT_IN = (ClassificationTask, MaskedImageTask)
+BUILT_IN = (ClassificationTask, MultiLabelTask, MaskedImageTask)
 
 
 def build_task(
@@ -40,7 +41,8 @@ def recorded_task(
     recorded = recipe.get("task") if isinstance(recipe, dict) else None
     config = Classification() if recorded is None else parse_value(recorded, TaskConfig, "task")
     names = class_names or tuple(str(index) for index in range(model.classes))
-    return build_task(config, model, preprocess or vit_preprocess(model.image, model.channels), names)
+    task = build_task(config, model, preprocess or vit_preprocess(model.image, model.channels), names)
+    return task.with_state(metadata.get("task_state", {}))
 
 
 def class_probabilities(model: Model, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:

@@ -5,7 +5,7 @@ and one of ``TaskConfig``; defining the two is enough to train, resume, evaluate
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -71,6 +71,7 @@ class Task(ABC):
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
     target_name: ClassVar[str] = "targets"  # in saved predictions
     prediction_class: ClassVar[type[Prediction]] = Prediction
+    fits_validation: ClassVar[bool] = False  # whether ``with_validation`` chooses anything
     keeps_decoder: ClassVar[bool] = True  # whether what ``build_model`` adds to the encoder is used after training too
 
     def __init_subclass__(cls) -> None:
@@ -85,6 +86,18 @@ class Task(ABC):
     def with_loss(self, loss: Loss) -> "Task":
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
         raise VitrailError(f"{self.config.name} has a loss of its own; leave loss out, or change that of its task")
+
+    def with_validation(self, outputs: Tensor, targets: Any) -> "Task":
+        """Return the task with what is chosen on validation once the weights are selected, such as thresholds."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Return what was fitted to the data, as plain values; it is saved with the model."""
+        return {}
+
+    def with_state(self, state: Mapping[str, Any]) -> "Task":
+        """Return the task with what ``state`` has saved."""
+        return self
 
     def build_model(self, encoder: Model) -> nn.Module:
         """Return the model to train: the encoder, or a module around it whose ``encoder`` it is."""
@@ -117,6 +130,10 @@ class Task(ABC):
             self.target_name: targets,
             "indices": indices,
         }
+
+    def details(self, outputs: Tensor, targets: Any) -> dict[str, Any]:
+        """Return what a result says besides its metrics, such as a row per class, as plain values."""
+        return {}
 
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return what a trivial prediction would score on a split, for the result to be compared with."""

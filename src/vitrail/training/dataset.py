@@ -22,7 +22,9 @@ def open_training_data(recipe: Recipe, progress: Progress | None = None, data: A
     """Open a dataset with the split fractions of a recipe. ``data``: None means the one that the recipe names."""
     fractions = SplitFractions(recipe.val_fraction, recipe.test_fraction)
     source = recipe.data if data is None else data
-    return open_dataset(source, split_fractions=fractions, labelled=recipe.task.labelled, progress=progress)
+    return open_dataset(
+        source, columns=recipe.columns, split_fractions=fractions, labelled=recipe.task.labelled, progress=progress
+    )
 
 
 def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress | None = None) -> DatasetReport:
@@ -34,7 +36,9 @@ def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress 
 
 def check_targets(data: DatasetSplits, task: TaskConfig) -> None:
     """Refuse a dataset without any class label for a task that leaves out images without one."""
-    if not task.labelled or not len(data.train) or (data.train.labels >= 0).any():
+    if isinstance(task, Classification) and data.train.label_sets is not None:
+        raise VitrailError(f"{data.name} has several labels per image, which {task.name} cannot learn; leave the task out")
+    if not task.labelled or not len(data.train) or data.train.has_label.any():
         return
     targets = data.train.targets
     first = None if isinstance(targets, np.ndarray) and targets.dtype == np.int64 else targets[0]  # -1 stands for no label
@@ -74,7 +78,7 @@ def _describe_duplicates(groups: tuple[DuplicateGroup, ...], problem: str) -> It
 
 def _drop_unlabelled(data: DatasetSplits) -> DatasetSplits:
     """Drop the images without a label; a test split without any is common."""
-    unlabelled = {name: int((part.labels < 0).sum()) for name, part in data.splits.items()}
-    train, validation, test = (select_images(part, np.flatnonzero(part.labels >= 0)) for part in data.splits.values())
+    unlabelled = {name: int((~part.has_label).sum()) for name, part in data.splits.items()}
+    train, validation, test = (select_images(part, np.flatnonzero(part.has_label)) for part in data.splits.values())
     notes = tuple(f"{count:,} of {name} have no label and are skipped" for name, count in unlabelled.items() if count)
     return replace(data, train=train, validation=validation, test=test, notes=(*data.notes, *notes))

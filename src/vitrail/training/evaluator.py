@@ -66,6 +66,11 @@ class Evaluator:
     def evaluate(self, model: nn.Module, dataset: Dataset, state: TrainState) -> dict[str, Any]:
         return self.task.evaluate(model, self.loader(dataset, state), self.workers, self.group.all_gather_rows)
 
+    def details(self, scores: dict[str, Any]) -> dict[str, Any]:
+        """Return what the task says of an evaluation besides its metrics."""
+        outputs = scores.get(self.task.output_name)
+        return {} if outputs is None else self.task.details(outputs, scores[self.task.target_name])
+
     def monitor(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Compute what the task monitors besides its metrics."""
         monitored: dict[str, Any] = {}

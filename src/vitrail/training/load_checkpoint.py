@@ -123,6 +123,7 @@ def _names_and_metadata(
         "recipe": to_dict(recipe),
         "dataset": {"name": recipe.data, "fingerprint": scalars.get("data")},
         "metrics": {"step": step, split: run.logged_validation(step)},
+        **({"task_state": metadata["task_state"]} if "task_state" in metadata else {}),
     }
     return (class_names if saved else _class_names(recipe)), metadata
 
@@ -132,6 +133,7 @@ def _class_names(recipe: Recipe) -> tuple[str, ...] | None:
     if not recipe.task.labelled:
         return None
     try:
-        return open_dataset(recipe.data, split_fractions=SplitFractions(recipe.val_fraction, recipe.test_fraction)).class_names
+        fractions = SplitFractions(recipe.val_fraction, recipe.test_fraction)
+        return open_dataset(recipe.data, columns=recipe.columns, split_fractions=fractions).class_names
     except (VitrailError, OSError):
         return None

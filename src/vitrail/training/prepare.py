@@ -10,6 +10,8 @@ import numpy as np
 
 from vitrail.augment.policy import get_policy
 from vitrail.data.band_statistics import find_bands, measure_bands
+from vitrail.config import override
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.image_like import describe_value
@@ -20,7 +22,7 @@ from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.recipes.task_config import Classification, TaskConfig
+from vitrail.recipes.task_config import Classification, MultiLabel, TaskConfig
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.weights.catalogue import check_name, is_available
@@ -45,6 +47,7 @@ class RecipeOptions:
     precision: str | None = None
     compile: bool = False
     augment: str | None = None
+    columns: Columns = ANY_COLUMNS  # of the targets
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -66,6 +69,11 @@ class RecipeOptions:
             )
         except ValueError:  # not a number: the recipe says so
             return defaults
+
+    def target_columns(self) -> Columns:
+        """Return the columns of the targets, which are needed to open the dataset before there is a recipe."""
+        assigned = {name: text for name, text in self._assigned().items() if name.startswith("columns.")}
+        return override(self.columns, [f"{name.removeprefix('columns.')}={text}" for name, text in assigned.items()])
 
     @property
     def data(self) -> str | None:
@@ -126,11 +134,12 @@ def prepare_training(
     """Prepare a run that trains from random weights. ``task``: None means the recipe's, classification."""
     if recipe in SSL_METHODS:
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain with method={recipe}")
-    options, learned = options or RecipeOptions(), task or Classification()
-    opened = _open(data, options, learned, progress, group)
+    options = options or RecipeOptions()
+    opened = _open(data, options, task, progress, group)
+    learned = task or detect_task(opened)
     context = dataset_context(opened, learned, model, image)
-    default = "demo" if context.data == "fashion" and model is None and image is None else "small"
-    selected = _with_task(get_recipe(recipe or default, context), task)
+    is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
+    selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
     prepared = _apply_options(selected, opened, options, progress)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
@@ -157,7 +166,7 @@ def prepare_pretraining(
     options = options or RecipeOptions()
     if target is not None:
         options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
-    opened = _open(data, options, None, progress, group)
+    opened = _open(data, options, None, progress, group, labelled=False)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
     return _apply_options(get_recipe(method, context), opened, options, progress)
 
@@ -175,14 +184,15 @@ def prepare_finetuning(
 ) -> tuple[PreparedRun, Model]:
     """Prepare a run that starts from pretrained weights; return also the model that they were loaded into."""
     model = _load_weights(weights, image, recipe)
-    options, learned = options or RecipeOptions(), task or Classification()
+    options = options or RecipeOptions()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
-    opened = _open(data, options, learned, progress, group)
+    opened = _open(data, options, task, progress, group)
+    learned = task or detect_task(opened)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task), opened, options, progress), model
+    return _apply_options(_with_task(selected, task, learned), opened, options, progress), model
 
 
 def prepare_recipe(
@@ -197,6 +207,10 @@ def prepare_recipe(
     ``data``: the dataset to train on; None means the one that the recipe names.
     """
     options = options or RecipeOptions()
+    if options.columns != ANY_COLUMNS:
+        recipe = replace(recipe, columns=options.columns)
+    elif options.data is not None or data is not None:
+        recipe = replace(recipe, columns=recipe.columns.for_other_data)
     changed, _ = options.apply(recipe, recipe.batch_size)
     with group.local_main_first():
         opened = open_training_data(changed, progress, options.data or data)
@@ -250,31 +264,49 @@ def trainable_overrides(trainable: str, config: ModelConfig) -> tuple[str, ...]:
     return ("optim.trainable=blocks", f"optim.trainable_blocks={last[1]}")
 
 
+def detect_task(data: DatasetSplits) -> TaskConfig:
+    """Return the task that a dataset's targets are for: classification, with several labels if images may have several."""
+    return Classification() if data.train.label_sets is None else MultiLabel()
+
+
 def _open(
-    data: Any, options: RecipeOptions, task: TaskConfig | None, progress: Progress | None, group: ProcessGroup
+    data: Any,
+    options: RecipeOptions,
+    task: TaskConfig | None,
+    progress: Progress | None,
+    group: ProcessGroup,
+    labelled: bool = True,
 ) -> DatasetSplits:
-    """Open the dataset to train on. ``task``: None means one without labels."""
-    labelled = task is not None and task.labelled
+    """Open the dataset to train on. ``task``: None means the one that its targets are for, if it need be ``labelled``."""
+    columns = options.target_columns()
+    if task is not None and columns.several is None and not columns.targets:
+        columns = replace(columns, several=task.several_labels)
     with group.local_main_first():  # the others find what the first process of their node has downloaded or cached
-        source = options.data or data
-        opened = open_dataset(source, split_fractions=options.split_fractions(), labelled=labelled, progress=progress)
-    if task is not None:
-        check_targets(opened, task)
+        opened = open_dataset(
+            options.data or data,
+            columns=columns,
+            split_fractions=options.split_fractions(),
+            labelled=labelled and (task is None or task.labelled),
+            progress=progress,
+        )
+    if labelled:
+        check_targets(opened, task or detect_task(opened))
     return opened
 
 
-def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
-    """Return the recipe for a task, without mixing images if their targets cannot be mixed. None: the recipe's own."""
-    if task is None:
+def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
+    """Return the recipe for a task, without mixing images if their targets cannot be mixed. ``task`` is that of the user's
+    choice; None: a recipe for the detected task, ``learned``, keeps its own settings."""
+    if task is None and isinstance(learned, type(recipe.task)):
         return recipe
-    augment = recipe.augment if task.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
-    return replace(recipe, task=task, augment=augment)
+    augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
+    return replace(recipe, task=learned, augment=augment)
 
 
 def _apply_options(
     recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
 ) -> PreparedRun:
-    matched, band_notes = match_bands(recipe, data, progress)
+    matched, band_notes = match_bands(replace(recipe, columns=data.columns), data, progress)
     changed, notes = options.apply(matched, len(data.train))
     if changed.preprocess.raw and changed.augment.randaug_layers:
         band_notes = (*band_notes, COLOUR_NOTE)

@@ -206,13 +206,16 @@ def lock_run(run: Run) -> Iterator[None]:
                 run.folder.rmdir()
 
 
-def run_metadata(recipe: Recipe, data: DatasetSplits, step: int, **scores: Mapping[str, Any]) -> dict[str, Any]:
+def run_metadata(
+    recipe: Recipe, data: DatasetSplits, task_state: dict[str, Any], step: int, **scores: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the metadata for ``vitrail.save``; metrics by split. Without validation, the weights were selected on train."""
     by_split = {split if len(data.splits[split]) else "train": _finite_floats(metrics) for split, metrics in scores.items()}
     return {
         "recipe": to_dict(recipe),
         "dataset": {"name": data.name, "fingerprint": data.fingerprint},
         "metrics": {"step": step, **by_split},
+        **({"task_state": task_state} if task_state else {}),
     }
 
 

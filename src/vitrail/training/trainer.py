@@ -220,7 +220,7 @@ class Trainer:
         improved = is_finite and (best is None or (value < best if self.task.lower_is_better else value > best))
         if improved or best is None:  # until a value is finite, the latest weights stand in for the best
             self.state.best, self.state.best_step = value if is_finite else None, self.state.step
-            self._save_model(model, "best", run_metadata(self.recipe, self.data, self.state.step, validation=scores))
+            self._save_model(model, "best", self._metadata(self.state.step, validation=scores))
         if not is_finite:
             self.callback.on_message(f"step {self.state.step}: {name} is {value}, so these weights do not count as the best")
         metrics = {name: number for name, number in scores.items() if isinstance(number, float)}
@@ -229,20 +229,21 @@ class Trainer:
     def _result(self) -> dict[str, Any]:
         """Save the last weights, evaluate the best ones on test, and save the result."""
         best_step, validation = self.state.best_step, self.run.logged_validation(self.state.step)
-        last_metadata = run_metadata(self.recipe, self.data, self.state.step, validation=validation)
+        last_metadata = self._metadata(self.state.step, validation=validation)
         self._save_model(self.evaluator.eval_model(self.state), "last", last_metadata)
         self.group.barrier()  # for what the main process has written
         best_model = reload_model(self.run.folder / "best", self.task).to(self.device)
         split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
+        validation = self._fit_validation(best_model) or self.run.logged_validation(best_step)
         scores = self.evaluator.evaluate(best_model, self.data.splits[split], self.state)
-        by_split = {"validation": self.run.logged_validation(best_step), split: scores}
-        self._save_model(best_model, "best", run_metadata(self.recipe, self.data, best_step, **by_split))
+        self._save_model(best_model, "best", self._metadata(best_step, **{"validation": validation, split: scores}))
         result = {
             "run": str(self.run.folder),
             **self.run.origin(),
             "reported_on": split,
             split: {name: value for name, value in scores.items() if isinstance(value, float)},
             **self.task.baseline(self.data.train, self.data.splits[split]),
+            **self.evaluator.details(scores),
             "selected_on": "validation" if len(self.data.validation) else "train",
             "best": {"step": best_step, self.task.primary_metric: math.nan if self.state.best is None else self.state.best},
             "steps": self.state.step,
@@ -257,6 +258,18 @@ class Trainer:
         result = finite_or_text(result)
         self.run.save_result(result)
         return result
+
+    def _fit_validation(self, model: nn.Module) -> dict[str, Any] | None:
+        """Let the task choose what it chooses on validation, such as thresholds; return the metrics there with it."""
+        if not self.task.fits_validation:
+            return None
+        scores = self.evaluator.evaluate(model, self.evaluator.selection_set, self.state)
+        outputs, targets = scores[self.task.output_name], scores[self.task.target_name]
+        self.task = self.evaluator.task = self.task.with_validation(outputs, targets)
+        return self.task.metrics(outputs, targets)
+
+    def _metadata(self, step: int, **scores: dict[str, Any]) -> dict[str, Any]:
+        return run_metadata(self.recipe, self.data, self.task.state(), step, **scores)
 
     def train_loader(self) -> Loader:
         """Build the loader of this rank's part of the training batches."""

@@ -13,7 +13,7 @@ WEIGHTS_FILE = "model.safetensors"
 METADATA_FILE = "vitrail.json"
 DECODER_FILE = "decoder.safetensors"  # of a model that was pre-trained with one
 FORMAT_VERSION = 1
-TRAINING_KEYS = ("recipe", "dataset", "metrics")  # optional training metadata, each a JSON object
+TRAINING_KEYS = ("recipe", "dataset", "metrics", "task_state")  # optional training metadata, each a JSON object
 RUN_PARTS = ("best", "last", WEIGHTS_FILE)  # inside a run, whose name precedes them
 MAX_JSON_BYTES = 16 * 2**20
 
@@ -62,7 +62,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def training_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the training part of the metadata: recipe, dataset and metrics, as far as they are recorded."""
+    """Return the training part of the metadata: recipe, dataset, metrics and the task's state, as far as they are recorded."""
     return {name: metadata[name] for name in TRAINING_KEYS if isinstance(metadata.get(name), dict)}
 
 

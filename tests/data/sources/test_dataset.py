@@ -133,7 +133,7 @@ def test_a_subset_of_a_concatenation_forwards_every_question(kind: str, tmp_path
 
 def test_wrappers_define_every_method_of_a_dataset() -> None:
     methods = {name for name, member in vars(Dataset).items() if callable(member) or isinstance(member, property)}
-    inherited = {"__len__", "__getitem__", "__iter__", "__init_subclass__", "__class_getitem__"}
+    inherited = {"has_label", "__len__", "__getitem__", "__iter__", "__init_subclass__", "__class_getitem__"}
     for wrapper in (Subset, ConcatDataset):
         assert {name for name in methods - inherited if getattr(wrapper, name) is getattr(Dataset, name)} == set(), wrapper
     assert not inspect.isabstract(Subset)

@@ -1,6 +1,7 @@
-"""Which columns of a table hold the targets. Torch-free."""
+"""Columns of a table that hold the targets, and how labels are separated in them. Torch-free."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from vitrail.config import validate
 from vitrail.errors import VitrailError
@@ -35,6 +36,22 @@ class Columns:
             object.__setattr__(self, "several", False)
 
     @property
+    def for_other_data(self) -> "Columns":
+        """The columns without the name of that of the labels, which another dataset for the same model may call otherwise."""
+        return replace(self, labels=None)
+
+    @property
     def splits_cells(self) -> bool:
         """Whether a separator is named at which cells are split."""
         return self.separator not in (None, NO_SEPARATOR)
+
+
+ANY_COLUMNS = Columns()  # all is found
+
+
+def choose_columns(
+    labels_column: str | None = None, separator: str | None = None, target: str | Sequence[str] | None = None
+) -> Columns:
+    """Return the columns that options name; a separator means several labels per image."""
+    targets = () if target is None else (target,) if isinstance(target, str) else tuple(target)
+    return Columns(labels_column, separator, None if separator in (None, NO_SEPARATOR) else True, targets)

@@ -18,10 +18,11 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Float, Int, Num, UInt8
+from jaxtyping import Bool, Float, Int, Num, UInt8
 from numpy import ndarray
 
 from vitrail.data.decode import band_format, decode_bands, to_pil
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.label_sets import LabelSets
@@ -114,6 +115,11 @@ class Dataset(ABC):
     def label_sets(self) -> LabelSets | None:
         """The labels of each image if it may have several, or none of them; None if every image has one label."""
         return None
+
+    @property
+    def has_label(self) -> Bool[ndarray, " n"]:
+        """Whether each image has a class label; if images may have several, it is known of all, also of those without any."""
+        return self.labels >= 0 if self.label_sets is None else np.ones(len(self), bool)
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -417,6 +423,13 @@ def label_name(dataset: Dataset, index: int) -> str:
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
 
 
+def class_counts(dataset: Dataset) -> Int[ndarray, " k"]:
+    """Count the images of each class."""
+    if (label_sets := dataset.label_sets) is not None:
+        return label_sets.counts()
+    return np.bincount(dataset.labels[dataset.labels >= 0], minlength=len(dataset.class_names))
+
+
 def evenly_spaced(num_images: int, count: int) -> ndarray:
     """Return ``count`` indices from the first to the last image, or all if there are fewer."""
     return np.linspace(0, num_images - 1, min(count, num_images)).round().astype(np.int64)
@@ -433,9 +446,12 @@ def fingerprint(*splits: Dataset) -> str:
     return digest.hexdigest()
 
 
-def empty_dataset(class_names: tuple[str, ...]) -> Dataset:
-    """Build a dataset without images."""
-    return ArrayDataset(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), class_names, "nothing")
+def empty_dataset(like: Dataset) -> Dataset:
+    """Build a dataset without images, with the classes or numbers of another."""
+    nothing = ArrayDataset(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), like.class_names, "nothing")
+    if like.label_sets is not None:
+        return with_label_sets(nothing, LabelSets.from_labels(nothing.labels, len(like.class_names)), like.class_names)
+    return with_numbers(nothing, np.zeros((0, len(like.target_names))), like.target_names) if like.target_names else nothing
 
 
 def select_images(dataset: Dataset, indices: ndarray) -> Dataset:
@@ -443,6 +459,15 @@ def select_images(dataset: Dataset, indices: ndarray) -> Dataset:
     if len(indices) == len(dataset) and (indices == np.arange(len(dataset))).all():
         return dataset
     return Subset(dataset, indices)
+
+
+@dataclass(frozen=True)
+class SourceSplits:
+    """The splits that a source has, by name, an unnamed one if it has none; notes, and where the targets were found."""
+
+    splits: dict[str, Dataset]
+    notes: tuple[str, ...] = ()
+    columns: Columns = ANY_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -456,10 +481,16 @@ class DatasetSplits:
     fingerprint: str  # hash of names, labels and splits; after the dataset check, also of the images' content
     notes: tuple[str, ...] = ()  # remarks for the user
     split_fractions: SplitFractions | None = None  # fractions split off by content, if splits were missing
+    columns: Columns = ANY_COLUMNS  # where the targets were found, for a later command to read them in the same way
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.train.class_names
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the numbers to predict, if the targets are numbers."""
+        return self.train.target_names
 
     @property
     def splits(self) -> dict[str, Dataset]:

@@ -18,15 +18,20 @@ from vitrail.config import override, validate
 from vitrail.data.image_index import index_images
 from vitrail.data.pack_reader import is_pack, read_pack
 from vitrail.data.sources.builtin import load_fashion
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns, choose_columns
 from vitrail.data.sources.content_split import SplitFractions, split_by_content_hash
 from vitrail.data.sources.dataset import (
     Dataset,
     DatasetSplits,
     Progress,
+    SourceSplits,
+    as_label_sets,
+    class_counts,
     empty_dataset,
     fingerprint,
     select_images,
     with_class_names,
+    with_numbers,
 )
 from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
 from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder
@@ -34,7 +39,7 @@ from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_p
 from vitrail.data.sources.labels import canonical_split, natural_sorted
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.subset import SubsetSpec, take_subset
-from vitrail.data.sources.table import read_table
+from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
 from vitrail.data.sources.user_dataset import as_dataset
 from vitrail.errors import VitrailError, did_you_mean
@@ -42,12 +47,15 @@ from vitrail.errors import VitrailError, did_you_mean
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
 NO_SPLITS_NOTE = "no splits given"
 INDEX_STREAM = 0x696E6478  # in place of an epoch, so that these draws differ from those of augmentation
-SplitsAndNotes = tuple[dict[str, Dataset], list[str]]  # splits, notes
 
 
 def open_dataset(
     source: Any,
     *,
+    labels_column: str | None = None,
+    separator: str | None = None,
+    target: str | Sequence[str] | None = None,
+    columns: Columns | None = None,
     split_fractions: SplitFractions | None = None,
     labelled: bool = True,
     class_names: Sequence[str] | None = None,
@@ -59,14 +67,20 @@ def open_dataset(
 
     Missing validation and test splits are split off by content, the same on every machine; those of an object whose images
     differ each time they are read, by index. If it need not be ``labelled``, every image below a folder is read, in a class or
-    not. ``class_names``: of a user's object, by label. The fingerprint of a user's object hashes its length, its targets and
-    16 evenly spaced images.
+    not.
+
+    Of a table, ``labels_column`` is the column of labels, ``separator`` the text between several labels of one image, or
+    ``none`` if a cell is one label, and ``target`` one column of numbers to predict, or several; what is left open is found.
+    ``columns`` is all of it in one object, as a recipe records it. ``class_names``: of a user's object, by label. The
+    fingerprint of a user's object hashes its length, its targets and 16 evenly spaced images.
     """
     if isinstance(source, DatasetSplits):
         return source
     source = as_source(source, class_names, progress)
-    splits, notes = _read_source(source, labelled, class_names, progress)
-    data = _complete_splits(source_name(source), splits, notes, split_fractions or SplitFractions(), progress)
+    columns = choose_columns(labels_column, separator, target) if columns is None else columns
+    reader = _Reader(labelled, columns, class_names, progress)
+    read = reader.with_targets(source_name(source), reader.read(source))
+    data = _complete_splits(source_name(source), read, split_fractions or SplitFractions(), progress)
     if isinstance(source, str) and (spec := _parse_subset(source)) is not None:
         data = take_subset(data, spec)
     if not labelled:
@@ -94,62 +108,127 @@ def source_name(source: Any) -> str:
     return source.name if isinstance(source, DatasetSplits) else str(source)
 
 
-def _read_source(source: Any, labelled: bool, class_names: Sequence[str] | None, progress: Progress | None) -> SplitsAndNotes:
-    if isinstance(source, Mapping):
-        return _read_mapping(source, labelled, class_names, progress), []
-    if isinstance(source, Dataset):
-        return {"": source}, []
-    return _read_splits(source, labelled, progress)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads sources of every kind, with the options of ``open_dataset``."""
+
+    labelled: bool
+    columns: Columns
+    class_names: Sequence[str] | None
+    progress: Progress | None
+
+    def read(self, source: Any) -> SourceSplits:
+        if isinstance(source, Mapping):
+            return self._read_mapping(source)
+        if isinstance(source, Dataset):
+            return SourceSplits({"": source})
+        return self._read_name(source)
+
+    def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
+        """Return splits with the targets that the columns name, if they did not come from a table, and so have others."""
+        columns, splits = self.columns, source.splits
+        if columns.targets and any(dataset.target_names != columns.targets for dataset in splits.values()):
+            splits = {split: _with_numbers(name, dataset, columns.targets) for split, dataset in splits.items()}
+            return replace(source, splits=splits, columns=columns)
+        several = any(dataset.label_sets is not None for dataset in splits.values())
+        if columns.several or several:
+            splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
+        if columns.several is False and several:
+            raise VitrailError(f"{name} has several labels per image, where one is needed; it trains a multi-label model")
+        if (columns.labels or columns.splits_cells) and source.columns == ANY_COLUMNS:
+            raise VitrailError(
+                f"{name} has no columns; labels_column and separator are for tables: .csv, .jsonl and .parquet files"
+            )
+        return replace(source, splits=splits, columns=replace(source.columns, several=True) if several else source.columns)
+
+    def _read_mapping(self, parts: Mapping[str, Any]) -> SourceSplits:
+        """Read each split from its own source; labels are matched by class name."""
+        splits: dict[str, Dataset] = {}
+        columns = ANY_COLUMNS
+        for key, part in parts.items():
+            split = canonical_split(key)
+            if split is None or split in splits:
+                raise VitrailError(
+                    f"the splits must be train, validation and test, once each, got {', '.join(map(repr, parts))}"
+                )
+            part = as_source(part, self.class_names, self.progress)
+            read = part if isinstance(part, DatasetSplits) else self.read(part)
+            dataset = read.splits.get(split, read.splits.get(""))
+            if dataset is None:
+                raise VitrailError(
+                    f"{source_name(part)} has no {split} split, only {', '.join(read.splits)}; name another for {split}"
+                )
+            splits[split] = dataset
+            columns = columns if columns != ANY_COLUMNS else read.columns
+        if not splits:
+            raise VitrailError("there are no splits; name at least train")
+        if any(dataset.label_sets is not None for dataset in splits.values()):
+            splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
+        names = _merge_class_names([dataset.class_names for dataset in splits.values()])
+        splits = {split: with_class_names(dataset, names) for split, dataset in splits.items()}
+        return SourceSplits(splits, columns=columns)
+
+    def _read_name(self, name: str) -> SourceSplits:
+        if not name:
+            raise VitrailError(f"no dataset is named; try a folder, or {DATASET_NAMES[0]!r}")
+        head, _, options = name.partition(":")
+        if head in DATASET_NAMES:
+            _parse_subset(name)  # invalid options are reported before anything is read
+            note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
+            return SourceSplits(_read_named(head, options, self.progress), (note,) if Path(head).exists() else ())
+        if head == "hf":
+            return SourceSplits(read_hf_dataset(name))
+        path = Path(name)
+        if path.is_dir():
+            return self._read_directory(path)
+        if path.is_file():
+            return self._read_file(path)
+        if any(letter in name for letter in "{*?"):
+            return SourceSplits(read_shards(name, progress=self.progress))
+        raise VitrailError(
+            f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a pack, "
+            f"hf:owner/name or one of {', '.join(DATASET_NAMES)}"
+        )
+
+    def _read_directory(self, path: Path) -> SourceSplits:
+        if is_saved_dataset(path):
+            return SourceSplits(read_hf_dataset(path))
+        if _has_shards(path):
+            return SourceSplits(read_shards(path, progress=self.progress))
+        read_folder = read_image_folder if self.labelled else read_unlabelled_folder
+        splits, notes = read_folder(path, self.progress)
+        return SourceSplits(splits, tuple(notes))
+
+    def _read_file(self, path: Path) -> SourceSplits:
+        suffix = path.suffix.lower()
+        if suffix in TABLE_SUFFIXES:
+            return read_table(path, self.columns, self.labelled)
+        if suffix == ".tar":
+            return SourceSplits(read_shards(path, progress=self.progress))
+        if is_pack(path):
+            return SourceSplits(read_pack(path, self.progress)[0])
+        if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
+            raise VitrailError(f"{path} is an archive; unpack it and name the folder")
+        raise VitrailError(
+            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet or .tar file, or a pack"
+        )
 
 
-def _read_mapping(
-    parts: Mapping[str, Any], labelled: bool, class_names: Sequence[str] | None, progress: Progress | None
-) -> dict[str, Dataset]:
-    """Read each split from its own source; labels are matched by class name."""
-    splits: dict[str, Dataset] = {}
-    for key, part in parts.items():
-        split = canonical_split(key)
-        if split is None or split in splits:
-            raise VitrailError(f"the splits must be train, validation and test, once each, got {', '.join(map(repr, parts))}")
-        part = as_source(part, class_names, progress)
-        of_part = part.splits if isinstance(part, DatasetSplits) else _read_source(part, labelled, class_names, progress)[0]
-        dataset = of_part.get(split, of_part.get(""))
-        if dataset is None:
-            raise VitrailError(f"{source_name(part)} has no {split} split, only {', '.join(of_part)}; name another for {split}")
-        splits[split] = dataset
-    if not splits:
-        raise VitrailError("there are no splits; name at least train")
-    names = _merge_class_names([dataset.class_names for dataset in splits.values()])
-    return {split: with_class_names(dataset, names) for split, dataset in splits.items()}
+def _with_numbers(name: str, dataset: Dataset, targets: tuple[str, ...]) -> Dataset:
+    """Return a dataset with numbers of its own as targets."""
+    columns = [dataset.numbers(target) for target in targets]
+    missing = next((target for target, column in zip(targets, columns, strict=True) if column is None), None)
+    if missing is not None:
+        known = dataset.number_names or dataset.target_names
+        remedy = f"it has {', '.join(known)}{did_you_mean(missing, known)}" if known else "targets are columns of a .csv file"
+        raise VitrailError(f"{name} has no target {missing!r}; {remedy}")
+    return with_numbers(dataset, np.stack([np.asarray(column, np.float64) for column in columns], axis=1), targets)
 
 
 def _merge_class_names(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the class names of the split that has all of them, else those of all splits, sorted."""
     every = {name for of_split in names for name in of_split}
     return next((of_split for of_split in names if every == set(of_split)), natural_sorted(every))
-
-
-def _read_splits(name: str, labelled: bool, progress: Progress | None) -> SplitsAndNotes:
-    if not name:
-        raise VitrailError(f"no dataset is named; try a folder, or {DATASET_NAMES[0]!r}")
-    head, _, options = name.partition(":")
-    if head in DATASET_NAMES:
-        _parse_subset(name)  # invalid options are reported before anything is read
-        note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
-        return _read_named(head, options, progress), [note] if Path(head).exists() else []
-    if head == "hf":
-        return read_hf_dataset(name), []
-    path = Path(name)
-    if path.is_dir():
-        return _read_directory(path, labelled, progress)
-    if path.is_file():
-        return _read_file(path, progress)
-    if any(letter in name for letter in "{*?"):
-        return read_shards(name, progress=progress), []
-    raise VitrailError(
-        f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a pack, "
-        f"hf:owner/name or one of {', '.join(DATASET_NAMES)}"
-    )
 
 
 def _parse_subset(name: str) -> SubsetSpec | None:
@@ -194,14 +273,6 @@ def _read_named(name: str, options: str, progress: Progress | None) -> dict[str,
     return read_pack(path, progress)[0]
 
 
-def _read_directory(path: Path, labelled: bool, progress: Progress | None) -> SplitsAndNotes:
-    if is_saved_dataset(path):
-        return read_hf_dataset(path), []
-    if _has_shards(path):
-        return read_shards(path, progress=progress), []
-    return read_image_folder(path, progress) if labelled else read_unlabelled_folder(path, progress)
-
-
 def _has_shards(path: Path) -> bool:
     """Whether a folder has tar files, at most in one folder per split; next to class folders, a tar is what they came from."""
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
@@ -209,24 +280,10 @@ def _has_shards(path: Path) -> bool:
     return any(any(candidate.glob("*.tar")) for candidate in candidates)
 
 
-def _read_file(path: Path, progress: Progress | None) -> SplitsAndNotes:
-    suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv", ".parquet", ".pq"):
-        table = read_table(path)
-        return table.splits, list(table.notes)
-    if suffix == ".tar":
-        return read_shards(path, progress=progress), []
-    if is_pack(path):
-        return read_pack(path, progress)[0], []
-    if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
-        raise VitrailError(f"{path} is an archive; unpack it and name the folder")
-    raise VitrailError(f"{path} is not a dataset; name a folder of images, a .csv, .parquet or .tar file, or a pack")
-
-
 def _complete_splits(
-    name: str, splits: dict[str, Dataset], notes: list[str], split_fractions: SplitFractions, progress: Progress | None
+    name: str, source: SourceSplits, split_fractions: SplitFractions, progress: Progress | None
 ) -> DatasetSplits:
-    completed, used_fractions = dict(splits), None
+    completed, notes, used_fractions = dict(source.splits), list(source.notes), None
     if "" in completed:
         used_fractions = split_fractions
         how = "content" if completed[""].is_deterministic else "index, because the images differ each time they are read"
@@ -237,9 +294,10 @@ def _complete_splits(
         how = "content" if completed["train"].is_deterministic else "index"
         completed |= _split_off(completed["train"], used_fractions, progress)
         notes = [*notes, f"no validation split given; it is split off from train by {how}"]
-    class_names = next(iter(completed.values())).class_names
-    train, validation, test = (completed.get(split) or empty_dataset(class_names) for split in ("train", "validation", "test"))
-    return DatasetSplits(name, train, validation, test, fingerprint(train, validation, test), tuple(notes), used_fractions)
+    nothing = empty_dataset(next(iter(completed.values())))
+    train, validation, test = (completed.get(split) or nothing for split in ("train", "validation", "test"))
+    content = fingerprint(train, validation, test)
+    return DatasetSplits(name, train, validation, test, content, tuple(notes), used_fractions, source.columns)
 
 
 def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Progress | None) -> dict[str, Dataset]:
@@ -262,7 +320,7 @@ def training_notes(train: Dataset) -> list[str]:
     """Return notes that matter only for training."""
     if not len(train):
         return ["there are no training images, only images to evaluate on"]
-    single = np.flatnonzero(np.bincount(train.labels[train.labels >= 0], minlength=len(train.class_names)) == 1)
+    single = np.flatnonzero(class_counts(train) == 1)
     names = [repr(train.class_names[label]) for label in single[:3]]
     more = f" and {len(single) - 3} more" if len(single) > 3 else ""
     return [f"only one training image in {', '.join(names)}{more}"] if len(single) else []

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import Columns
-from vitrail.data.sources.dataset import Dataset, ImageFileDataset, select_images
+from vitrail.data.sources.dataset import Dataset, ImageFileDataset, SourceSplits, select_images
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.data.sources.parquet import ParquetTable, read_parquet
 from vitrail.data.sources.table_columns import (
@@ -36,15 +36,6 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 CHUNK_ROWS = 2**16  # rows whose paths are packed at a time
 MAX_INDICATOR_VALUES = 8  # distinct values of a column of zeros and ones: 0, 1, 0.0, 1.0, true, True ...
 NO_ROWS = "has no rows; it needs a header such as path,label and one line per image"
-
-
-@dataclass(frozen=True)
-class TableSplits:
-    """The splits of a table, notes on what was found in it, and the columns of its targets."""
-
-    splits: dict[str, Dataset]
-    notes: tuple[str, ...]
-    columns: Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +67,7 @@ def read_table(
     *,
     image: str | None = None,
     split: str | None = None,
-) -> TableSplits:
+) -> SourceSplits:
     """Read a .csv, .tsv, .jsonl or .parquet file. ``columns`` names those of the targets, ``image`` and ``split`` columns with
     unusual names. If it need not be ``labelled``, a table without targets is read too."""
     path, options = Path(path), columns or Columns()
@@ -92,7 +83,7 @@ def read_table(
     return _build_splits(table, options, labelled, split)
 
 
-def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labelled: bool, split: str | None) -> TableSplits:
+def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labelled: bool, split: str | None) -> SourceSplits:
     columns = dict(table.columns)
     split_name = find_column(table.path, list(columns), split, SPLIT_COLUMNS, "split")
     splits = None
@@ -104,14 +95,14 @@ def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labell
     labels = targets.labels if targets.labels is not None else np.full(len(table), -1, np.int64)
     dataset = targets.attach(table.dataset(labels, targets.class_names))
     if splits is None:
-        return TableSplits({"": dataset}, targets.notes, targets.columns)
+        return SourceSplits({"": dataset}, targets.notes, targets.columns)
     parts = {}
     for name in ("train", "validation", "test", ""):
         codes = [code for code, value in enumerate(splits.values) if value == name]
         if len(rows := np.flatnonzero(np.isin(splits.codes, codes))):
             parts[name] = select_images(dataset, rows)
     missing = missing_positives(targets, np.array(splits.values)[splits.codes], table.row_name)
-    return TableSplits(parts, (*targets.notes, *missing), targets.columns)
+    return SourceSplits(parts, (*targets.notes, *missing), targets.columns)
 
 
 def _listed_in_parquet(table: ParquetTable, paths: list[Any]) -> ListedImages:

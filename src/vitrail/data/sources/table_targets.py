@@ -1,4 +1,4 @@
-"""From the columns of a table to targets: one label per image, several, or numbers. What is found is said in notes.
+"""The targets in the columns of a table: one label per image, several, or numbers. What is found is said in notes.
 
 Several labels are a list, cells split at a separator, or a column of zeros and ones per class; numbers are columns that are
 named, or a label column with decimals. n rows, m numbers.
@@ -71,8 +71,8 @@ class TargetColumns:
         if not labelled:
             return Targets(options, labels=np.full(self.num_rows, -1, np.int64))
         raise VitrailError(
-            f"{self.table} has no column for the labels, only {', '.join(self.header)}; name it by labels_column=NAME, a number to "
-            f"predict by target=NAME, or rename one to any of {', '.join(LABEL_COLUMNS)}"
+            f"{self.table} has no column for the labels, only {', '.join(self.header)}; name it by labels_column=NAME, a "
+            f"number to predict by target=NAME, or rename one to any of {', '.join(LABEL_COLUMNS)}"
         )
 
     # Labels ----------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class TargetColumns:
         alike = [group for group in groups.values() if len(group) > 1]
         return [
             f"the labels {' and '.join(f'{label!r} ({self.row_name(rows[label])})' for label in group[:MAX_LISTED])} are "
-            "spelled differently and so are different classes; spell them alike if they mean the same"
+            "spelled differently and so are different classes; use one spelling if they mean the same"
             for group in alike[:MAX_LISTED]
         ]
 

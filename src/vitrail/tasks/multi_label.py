@@ -1,0 +1,254 @@
+"""Multi-label classification: a binary classifier per class, for images with several labels or none. b images, k classes.
+
+Losses: binary cross-entropy with weighted positives; focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002); asymmetric
+loss (Ridnik et al. 2021, https://arxiv.org/abs/2009.14119). Each is the sum over the classes, for hard and for mixed targets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, UInt8
+from numpy import ndarray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.data.loader import Batch
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, as_label_sets, class_counts
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.recipes.task_config import MultiLabel
+from vitrail.tasks.classification import ClassProbability
+from vitrail.tasks.label_metrics import (
+    average_precision,
+    best_thresholds,
+    count_labels,
+    coverage,
+    label_calibration_error,
+    label_losses,
+)
+from vitrail.tasks.task import Loss, Prediction, Task
+
+MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
+LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
+
+
+@dataclass(frozen=True)
+class MultiLabelPrediction(Prediction):
+    """The classes of an image whose probability reaches their threshold, and the most probable classes as ``top``."""
+
+    labels: tuple[str, ...] = ()
+    top: tuple[ClassProbability, ...] = ()
+
+    def cells(self) -> dict[str, Any]:
+        cells: dict[str, Any] = {"labels": LABEL_SEPARATOR.join(self.labels)}
+        for rank, entry in enumerate(self.top, 1):
+            cells |= {f"label_{rank}": entry.label, f"probability_{rank}": entry.probability}
+        return cells
+
+    def text(self) -> list[str]:
+        return [", ".join(self.labels) or "-", "  ".join(f"{entry.label} {entry.probability:.1%}" for entry in self.top)]
+
+
+@dataclass(frozen=True)
+class MultiLabelTask(Task):
+    """Several labels per image, or none."""
+
+    positive_weights: Float[Tensor, " k"] | None = None  # of the loss, one per class
+    frequencies: Float[Tensor, " k"] | None = None  # of the classes in the training images
+    thresholds: tuple[float, ...] | None = None  # of the probabilities; None: 0.5
+    custom_loss: Loss | None = None
+
+    config_class: ClassVar = MultiLabel
+    primary_metric: ClassVar[str] = "map"
+    has_classes: ClassVar[bool] = True
+    fits_validation: ClassVar[bool] = True
+    fractions: ClassVar[tuple[str, ...]] = (
+        "map", "map_micro", "map_weighted", "f1_macro", "f1_micro", "f1_macro_at_0.5", "f1_micro_at_0.5", "hamming",
+        "subset_accuracy", "ece",
+    )  # fmt: skip
+    output_name: ClassVar[str] = "logits"
+    prediction_class: ClassVar = MultiLabelPrediction
+
+    def with_data(self, data: DatasetSplits) -> "MultiLabelTask":
+        classes = len(data.class_names)
+        if not classes:
+            raise VitrailError(f"{data.name} has no labels; name their column by labels_column=NAME")
+        if self.model.classes != classes:
+            raise VitrailError(
+                f"model.classes must be {classes}, the number of labels of {data.name}, got {self.model.classes}"
+            )
+        counts = torch.from_numpy(class_counts(as_label_sets(data.train))).double()
+        images = max(len(data.train), 1)
+        task = replace(self, frequencies=((counts + 1) / (images + 2)).float())  # Laplace's rule: none is 0 or 1
+        if not self.config.balanced_loss:
+            return task
+        ratios = (images - counts) / counts.clamp(min=1)
+        return replace(task, positive_weights=ratios.clamp(1, self.config.max_positive_weight).float())
+
+    def with_loss(self, loss: Loss) -> "MultiLabelTask":
+        return replace(self, custom_loss=loss)
+
+    def with_validation(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> "MultiLabelTask":
+        """Return the task with thresholds chosen for F1 on the validation images."""
+        chosen = best_thresholds(self.probabilities(outputs.double()), targets.bool(), MIN_POSITIVES)
+        return replace(self, thresholds=tuple(chosen))
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+
+    def with_state(self, state: Mapping[str, Any]) -> "MultiLabelTask":
+        thresholds = state.get("thresholds")
+        if thresholds is None:
+            return self
+        is_valid = isinstance(thresholds, list) and all(type(each) in (int, float) and 0 <= each <= 1 for each in thresholds)
+        if not is_valid or len(thresholds) != self.model.classes:
+            raise VitrailError(f"the thresholds of the model must be {self.model.classes} numbers from 0 to 1; it is damaged")
+        return replace(self, thresholds=tuple(map(float, thresholds)))
+
+    def build_model(self, encoder: Model) -> nn.Module:
+        """Start a new classifier at the frequency of each class, so that rare ones need not be unlearned first."""
+        bias = getattr(getattr(encoder, "head", None), "bias", None)
+        if isinstance(bias, Tensor) and self.frequencies is not None and not bias.any():
+            with torch.no_grad():
+                bias.copy_(self.frequencies.logit())
+        return encoder
+
+    def targets(self, dataset: Dataset, indices: ndarray) -> UInt8[Tensor, "b k"]:
+        label_sets = as_label_sets(dataset).label_sets
+        if label_sets is None:
+            raise VitrailError(f"{dataset.name} has no labels, which {self.config.name} needs; name a labelled dataset")
+        return torch.from_numpy(label_sets.rows(indices))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        device = next(model.parameters()).device
+        logits = model(batch.images.to(device, non_blocking=True)).float()
+        targets = batch.targets.to(device).float()
+        if batch.mixed_targets is not None and batch.lam is not None:
+            lam = batch.lam.to(device)[:, None]
+            targets = lam * targets + (1 - lam) * batch.mixed_targets.to(device).float()
+        if self.custom_loss is not None:
+            return self.custom_loss(logits, targets), {}
+        smoothing = self.config.label_smoothing
+        return self._losses(logits, targets * (1 - smoothing) + smoothing / 2).sum(1).mean(), {}
+
+    def _losses(self, logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+        config = self.config
+        if config.loss == "focal":
+            return focal_loss(logits, targets, config.focal_gamma, config.focal_alpha)
+        if config.loss == "asymmetric":
+            return asymmetric_loss(logits, targets, config.gamma_positive, config.gamma_negative, config.margin)
+        weights = None if self.positive_weights is None else self.positive_weights.to(logits.device)
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none", pos_weight=weights)
+
+    def metrics(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> dict[str, float]:
+        positive, probabilities = targets.bool(), self.probabilities(outputs.double())
+        losses = label_losses(outputs, positive).mean() if self.custom_loss is None else self.custom_loss(outputs, targets)
+        precisions = torch.cat([average_precision(*column) for column in zip(outputs.T, positive.T, strict=True)])
+        support, predicted = positive.sum(0), self.decisions(probabilities)
+        chosen, at_half = count_labels(predicted, positive), count_labels(probabilities >= 0.5, positive)
+        values = {
+            "loss": losses,
+            "map": precisions.mean(),
+            "map_micro": average_precision(outputs.flatten(), positive.flatten())[0],
+            "map_weighted": (precisions * support).sum() / support.sum().clamp(min=1),
+            "f1_macro": chosen.f1_macro,
+            "f1_micro": chosen.f1_micro,
+            "f1_macro_at_0.5": at_half.f1_macro,
+            "f1_micro_at_0.5": at_half.f1_micro,
+            "hamming": (predicted != positive).double().mean(),
+            "subset_accuracy": (predicted == positive).all(1).double().mean(),
+            "coverage": coverage(outputs, positive).mean(),
+            "ece": label_calibration_error(probabilities, positive).mean(),
+        }
+        return {name: float(value) for name, value in values.items()}
+
+    def details(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> dict[str, Any]:
+        positive, probabilities = targets.bool(), self.probabilities(outputs.double())
+        counts, thresholds = count_labels(self.decisions(probabilities), positive), self.threshold_row().tolist()
+        errors = label_calibration_error(probabilities, positive)
+        return {
+            "classes": [
+                {
+                    "name": name,
+                    "ap": float(average_precision(outputs[:, label], positive[:, label])),
+                    "threshold": thresholds[label],
+                    "precision": float(counts.precision[label]),
+                    "recall": float(counts.recall[label]),
+                    "f1": float(counts.f1[label]),
+                    "ece": float(errors[label]),
+                    "support": int(counts.support[label]),
+                }
+                for label, name in enumerate(self.class_names)
+            ]
+        }
+
+    def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
+        """Return the mAP of a random ranking: the mean frequency of the classes."""
+        label_sets = as_label_sets(split).label_sets
+        if label_sets is None or not len(split):
+            return {}
+        return {"random_ranking": float((label_sets.counts() / len(split)).mean())}
+
+    def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        return outputs.sigmoid()
+
+    def threshold_row(self) -> Float[Tensor, " k"]:
+        """Return the threshold of each class."""
+        thresholds = (0.5,) * self.model.classes if self.thresholds is None else self.thresholds
+        return torch.tensor(thresholds, dtype=torch.float64)
+
+    def decisions(self, probabilities: Float[Tensor, "b k"]) -> Tensor:
+        """Return which labels each image is predicted to have."""
+        return probabilities >= self.threshold_row().to(probabilities.device)
+
+    def predictions(self, outputs: Float[Tensor, "b k"], top_k: int) -> list[MultiLabelPrediction]:
+        """Return the predicted labels, and the most probable classes, of equal ones the first."""
+        probabilities = self.probabilities(outputs.double())
+        order = outputs.argsort(dim=1, descending=True, stable=True)
+        ranked, chosen = probabilities.gather(1, order), self.decisions(probabilities).gather(1, order)
+        return [
+            MultiLabelPrediction(
+                labels=tuple(self.class_names[label] for label, is_chosen in zip(row, flags, strict=True) if is_chosen),
+                top=tuple(ClassProbability(self.class_names[row[rank]], values[rank]) for rank in range(min(top_k, len(row)))),
+            )
+            for row, flags, values in zip(order.tolist(), chosen.tolist(), ranked.tolist(), strict=True)
+        ]
+
+    def columns(self, top_k: int) -> list[str]:
+        ranks = range(1, min(top_k, self.model.classes) + 1)
+        return ["labels", *(f"{column}_{rank}" for rank in ranks for column in ("label", "probability"))]
+
+    def table_columns(self) -> dict[str, int]:
+        return {"labels": 40, "most probable": 60}
+
+    def export_outputs(self, outputs: Float[Tensor, "b k"]) -> dict[str, Tensor]:
+        return {self.output_name: outputs, "probabilities": self.probabilities(outputs)}
+
+    def agreement(self, outputs: Float[Tensor, "b k"], expected: Float[Tensor, "b k"]) -> float:
+        """Return the fraction of equal decisions, over images and classes."""
+        decisions = (self.decisions(self.probabilities(each.double())) for each in (outputs, expected))
+        first, second = decisions
+        return float((first == second).double().mean())
+
+
+def focal_loss(
+    logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"], gamma: float, alpha: float | None = None
+) -> Float[Tensor, "b k"]:
+    """Return the focal loss of every class; ``alpha`` is the weight of positives, 1 - alpha that of negatives, None: 1 each."""
+    log_p, log_not_p = F.logsigmoid(logits), F.logsigmoid(-logits)
+    positives = targets * (log_not_p.exp() ** gamma) * log_p
+    negatives = (1 - targets) * (log_p.exp() ** gamma) * log_not_p
+    return -(positives + negatives) if alpha is None else -(alpha * positives + (1 - alpha) * negatives)
+
+
+def asymmetric_loss(
+    logits: Float[Tensor, "b k"], targets: Float[Tensor, "b k"], gamma_positive: float, gamma_negative: float, margin: float
+) -> Float[Tensor, "b k"]:
+    """Return the asymmetric loss of every class: negatives below the margin do not count, and easy ones count less."""
+    p = logits.sigmoid()
+    shifted = (p - margin).clamp(min=0)
+    positives = targets * (1 - p) ** gamma_positive * F.logsigmoid(logits)
+    negatives = (1 - targets) * shifted**gamma_negative * torch.log1p(-shifted.clamp(max=1 - 1e-7))
+    return -(positives + negatives)
