@@ -65,7 +65,7 @@ def train(
 
     ``labels_column``, ``separator`` and ``target`` say where and how a table holds its targets, as in ``vitrail.open_dataset``.
     Further options, the same for ``finetune`` and ``pretrain``: ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
-    ``seed``, ``precision``, ``compile``, ``augment``; ``settings``, a dict of any recipe fields such as
+    ``seed``, ``precision``, ``compile``, ``augment``, ``fit``; ``settings``, a dict of any recipe fields such as
     ``{"optim.grad_clip": 1.0}``; ``out``, the run folder; ``minutes`` and ``find_lr``; ``device``, ``threads`` and
     ``workers``; ``callbacks``; ``transform``, a function of a training image in place of the recipe's augmentation; ``loss``,
     a function of outputs and targets in place of the task's.
@@ -161,7 +161,7 @@ def run_prepared(
     return trained
 
 
-RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment")
+RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment", "fit")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
 COLUMN_OPTIONS = ("labels_column", "separator", "target")
 OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}

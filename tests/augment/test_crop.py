@@ -19,6 +19,7 @@ from vitrail.augment.crop import (
     crop_mask,
     crop_resize,
     crop_resize_batch,
+    draw_letterbox,
     draw_padded_crop,
     draw_random_resized_crop,
     padded_crop,
@@ -49,6 +50,31 @@ def test_random_resized_crops_are_distributed_as_torchvisions(size: tuple[int, i
     ours = draw_crops(3000, size)
     for column, name in enumerate(("top", "left", "height", "width")):
         assert stats.ks_2samp(ours[:, column], [one[name] for one in theirs], method="asymp").pvalue > 1e-3, name
+
+
+@pytest.mark.parametrize("size", [(300, 400), (50, 200), (333, 111), (1, 20_000), (20_000, 1), (4, 5)])
+def test_a_letterbox_is_a_box_of_the_canvas_with_the_images_aspect_ratio(size: tuple[int, int]) -> None:
+    canvas, scale, ratio = (96, 120), (0.2, 0.9), (0.8, 1.25)
+    u = uniforms(0, 0, np.arange(400), CROP_SLOTS)
+    boxes = draw_letterbox(u, np.broadcast_to(np.array(size), (400, 2)), canvas, scale, ratio)
+    assert (boxes[:, :2] >= 0).all()
+    assert (boxes[:, 2:] >= 1).all()
+    assert (boxes[:, :2] + boxes[:, 2:] <= canvas).all()
+    if max(size) > 1000:  # a line is never thinner than a pixel
+        assert (boxes[:, 2:].min(1) == 1).all()
+        return
+    aspect = size[1] / size[0]
+    largest = min(96 * 96 * aspect, 120 * 120 / aspect)
+    areas, aspects = boxes[:, 2] * boxes[:, 3], boxes[:, 3] / boxes[:, 2]
+    assert ((0.93 * scale[0] < areas / largest) & (areas / largest < 1.07 * scale[1])).all()  # whole pixels
+    assert ((0.93 * ratio[0] < aspects / aspect) & (aspects / aspect < 1.07 * ratio[1])).all()
+    assert len(np.unique(boxes, axis=0)) > 300
+
+
+def test_an_image_of_the_canvas_aspect_ratio_fills_the_boxes_that_a_crop_cuts_out() -> None:
+    u, ratio = uniforms(0, 0, np.arange(50), CROP_SLOTS), (0.8, 1.25)
+    boxes = draw_letterbox(u, np.full((50, 2), 31), (96, 96), (0.1, 1.0), ratio)
+    assert np.array_equal(boxes, draw_random_resized_crop(u, np.full((50, 2), 96), (0.1, 1.0), ratio))
 
 
 @pytest.mark.parametrize("size", [(9, 1), (1, 1), (1, 9), (31, 47), (5, 2000)])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.full_disk import full_disk
-from tests.data.images import write_class_folders
+from tests.data.images import write_class_folders, write_image
 from tests.tiers import quick_first
 from vitrail.cli.main import run
 from vitrail.data.pack_reader import read_pack
@@ -120,6 +120,25 @@ def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, 
     assert "drew batch 0 of fashion (test, 4 images)" in capsys.readouterr().out
     assert run(["data", "show", str(folder), *out, "--split", "test"]) == 2
     assert "has no test split; try --split train" in capsys.readouterr().err
+
+
+def test_show_tells_what_each_fit_costs_and_draws_it(tmp_path: Path, capsys: Capture) -> None:
+    for number in range(6):
+        write_image(tmp_path / "wide" / "train" / "ab"[number % 2] / f"{number}.png", number, (30, 60))
+    options = ["--out", str(tmp_path / "b.png"), "--image-size", "24", "--batch-size", "4", "--fit", "pad"]
+    assert run(["data", "show", str(tmp_path / "wide"), *options, "--json"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits"]
+    assert fits == {
+        "crop": {"lost": 0.5, "padding": 0.0, "distortion": 1.0},
+        "pad": {"lost": 0.0, "padding": 0.5, "distortion": 1.0},
+        "stretch": {"lost": 0.0, "padding": 0.0, "distortion": 2.0},
+    }
+    with Image.open(tmp_path / "b.png") as image:
+        both = image.height
+    assert run(["data", "show", str(tmp_path / "wide"), *options[:2], "--image-size", "24x48", "--batch-size", "4"]) == 0
+    assert "stretch" in capsys.readouterr().out
+    with Image.open(tmp_path / "b.png") as image:
+        assert image.height < both  # nothing to compare where the images fit
 
 
 def test_a_pack_can_be_opened(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -89,7 +89,7 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     model = load("tuned")
     assert (model.config.image, model.config.classes, model.config.pool) == ((18, 20), 10, "cls")  # type: ignore[union-attr]
     assert model.preprocess == Preprocess(
-        (18, 20), PREPROCESS.crop_pct, PREPROCESS.squash, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
+        (18, 20), PREPROCESS.crop_pct, PREPROCESS.fit, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
     )
     recipe = read_recipe("tuned")
     assert (recipe.model, recipe.preprocess, recipe.init_from) == (model.config, model.preprocess, "mine")
@@ -97,6 +97,17 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     assert run(["train", "--recipe-from", "tuned/recipe.json", "--out", "again", "--workers", "1", "--json"]) == 0
     assert Path("tuned/log.jsonl").read_text() == Path("again/log.jsonl").read_text()
     assert all(torch.equal(weight, weights("again/last")[name]) for name, weight in weights("tuned/last").items())
+
+
+def test_the_fit_reaches_the_recipe_the_model_and_its_predictions(capsys: Capture) -> None:
+    assert run(command("--fit", "pad", "--out", "padded")) == 0
+    model = load("padded")
+    assert model.preprocess == PREPROCESS.with_fit("pad")
+    assert read_recipe("padded").preprocess == model.preprocess
+    assert run(command("--fit", "pad", "--set", "preprocess.fit=stretch", "--print-recipe")) == 2
+    assert "--fit and --set preprocess.fit set the same field" in capsys.readouterr().err
+    assert run(command("--set", "preprocess.fit=pad", "--print-recipe")) == 2
+    assert "crop_pct must be 1 and trim 0 with --fit pad, which crops nothing" in capsys.readouterr().err
 
 
 def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: Capture) -> None:

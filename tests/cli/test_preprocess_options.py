@@ -1,4 +1,4 @@
-"""``--mean``, ``--std``, ``--interpolation`` and ``--crop``: preprocessing of weights that do not record it."""
+"""``--mean``, ``--std``, ``--interpolation``, ``--crop`` and ``--fit``: preprocessing of weights that do not record it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from vitrail.weights.save import save
 
 @pytest.mark.parametrize("command", [*(command.__name__ for command in LOADS_WEIGHTS), "weights convert"])
 def test_every_command_that_loads_weights_has_them(command: str) -> None:
-    assert {"--mean", "--std", "--interpolation", "--crop"} <= set(options(command))
+    assert {"--mean", "--std", "--interpolation", "--crop", "--fit"} <= set(options(command))
 
 
 def test_they_decide_what_a_bare_file_does_not_record(tmp_path: Path) -> None:
@@ -23,11 +23,11 @@ def test_they_decide_what_a_bare_file_does_not_record(tmp_path: Path) -> None:
     preprocess = load(tmp_path / "a").preprocess
     assert preprocess is not None
     assert (preprocess.mean, preprocess.std) == ((0.1, 0.2, 0.3), (0.25,) * 3)
-    assert (preprocess.interpolation, preprocess.crop_pct, preprocess.squash) == ("lanczos", 0.75, False)
-    assert run(["weights", "convert", str(tmp_path / "bare.pth"), str(tmp_path / "b"), "--heads", "3", "--crop", "squash"]) == 0
-    squashed = load(tmp_path / "b").preprocess
-    assert squashed is not None
-    assert (squashed.squash, squashed.crop_pct) == (True, 1.0)
+    assert (preprocess.interpolation, preprocess.crop_pct, preprocess.fit) == ("lanczos", 0.75, "crop")
+    assert run(["weights", "convert", str(tmp_path / "bare.pth"), str(tmp_path / "b"), "--heads", "3", "--fit", "pad"]) == 0
+    padded = load(tmp_path / "b").preprocess
+    assert padded is not None
+    assert (padded.fit, padded.crop_pct) == ("pad", 1.0)  # the assumed fraction to crop would cut the image off
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_they_decide_what_a_bare_file_does_not_record(tmp_path: Path) -> None:
         (["--mean", "0.1,0.2"], "mean must have one value or 3"),
         (["--interpolation", "magic"], "--interpolation must be"),
         (["--crop", "0"], "crop_pct must be above 0"),
+        (["--crop", "0.9", "--fit", "pad"], "crop_pct must be 1 and trim 0 with fit=pad"),
+        (["--fit", "letterbox"], "--fit must be 'crop', 'pad' or 'stretch'"),
         (["--std", "-1"], "std must be above 0"),
     ],
     ids=str,

@@ -45,6 +45,16 @@ def test_each_band_is_resized_as_pillow_does_in_floats() -> None:
         assert np.array_equal(pixels[..., band], np.asarray(plane)[3:11, 0:9])
 
 
+@pytest.mark.parametrize("policy", ["eval", "none"])
+def test_bands_are_padded_with_their_mean_and_stretched(policy: str) -> None:
+    full = np.broadcast_to(np.array(RAW.mean, np.float32) + 1000, (6, 18, 5)).copy()
+    padded = TrainTransform(RAW.with_fit("pad"), get_policy(policy))(as_dataset(full), FIRST, FIRST).images
+    values = {round(value, 3) for value in padded[0, 3].unique().tolist()}
+    assert values == {0.0, 20.0}  # the mean, and the image
+    stretched = EvalTransform(RAW.with_fit("stretch"))(as_dataset(full), FIRST, FIRST).images
+    assert torch.allclose(stretched[0, 3], torch.tensor(20.0))
+
+
 def test_resized_bands_go_beyond_the_range_of_the_data() -> None:
     step = np.zeros((20, 20, 5), np.uint16)
     step[:, 10:] = 60_000

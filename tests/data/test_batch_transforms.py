@@ -1,5 +1,8 @@
 """An augmented image is the drawn operations applied in order, each drawn from random numbers of its own."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -30,10 +33,12 @@ from vitrail.data.batch_transforms import (
     RANDAUGMENT_OFFSET,
     TrainTransform,
 )
+from vitrail.data.decode import decode
 from vitrail.data.loader import MIX_OFFSET, build_train_loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.dataset import ArrayDataset
-from vitrail.data.transforms import normalise
+from vitrail.data.sources.dataset import ArrayDataset, Dataset
+from vitrail.data.transforms import normalise, resize_and_crop
+from vitrail.inference.inputs import as_images
 
 PREPROCESS = Preprocess((40, 30), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 SEED, EPOCH = 3, 5
@@ -80,6 +85,57 @@ def test_a_policy_is_its_operations_in_order(how: Policy) -> None:
     indices = np.arange(6)
     transformed = TrainTransform(PREPROCESS, how, SEED)(make_dataset(), np.full(6, EPOCH), indices)
     assert torch.equal(transformed.images, torch.stack([apply_by_hand(index, how) for index in indices.tolist()]))
+
+
+PADDING = Preprocess((40, 30), fit="pad", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+
+
+def train_pixels(dataset: Dataset, how: Policy, epoch: int = EPOCH) -> np.ndarray:
+    """Return the pixels of the images of a dataset as training with padding has them."""
+    indices = np.arange(len(dataset))
+    images = TrainTransform(PADDING, how, SEED)(dataset, np.full(len(dataset), epoch), indices).images
+    mean, std = (torch.tensor(values)[:, None, None] for values in (PADDING.mean, PADDING.std))
+    return ((images * std + mean) * 255).round().permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("epoch", range(4))
+def test_padding_shows_the_whole_image_in_training(epoch: int) -> None:
+    """Four colours, one in each corner of a wide image: a crop would lose some of them."""
+    corners = np.array([[(255, 0, 0), (0, 255, 0)], [(0, 0, 255), (255, 255, 255)]], np.uint8)
+    wide = corners.repeat(30, axis=0).repeat(90, axis=1)
+    pixels = train_pixels(ArrayDataset(np.stack([wide] * 6), np.arange(6), tuple("abcdef")), get_policy("none"), epoch)
+    for image in pixels:
+        for colour in corners.reshape(4, 3):
+            assert (np.abs(image - colour).max(axis=2) < 60).any()
+        assert (image == PADDING.pad_colour).all(axis=2).mean() > 0.2
+    assert len(np.unique(pixels, axis=0)) == 6
+
+
+def test_padding_at_full_scale_is_evaluation_at_a_random_position() -> None:
+    images = np.stack([np.asarray(make_image(number, (80, 30))) for number in range(6)])  # 40 x 15 of the 40 x 30
+    how = get_policy("none", crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), hflip=0.0)
+    trained = train_pixels(ArrayDataset(images, np.arange(6), tuple("abcdef")), how)
+    lefts = set()
+    for image, pixels in zip(images, trained, strict=True):
+        evaluated = resize_and_crop(Image.fromarray(image), replace(PADDING, interpolation="bilinear"))[:, 7:22].astype(int)
+        (left,) = [at for at in range(16) if np.abs(pixels[:, at : at + 15] - evaluated).max() <= 1]
+        rest = np.delete(pixels, np.s_[left : left + 15], axis=1)
+        assert (rest == PADDING.pad_colour).all()
+        lefts.add(left)
+    assert len(lefts) > 2
+
+
+def test_a_jpeg_fills_the_same_box_as_its_pixels(tmp_path: Path) -> None:
+    """Decoded at an eighth, a quarter or a half for smaller boxes, it differs only by the filter of that."""
+    for number in range(6):
+        make_image(number, (500, 900)).save(tmp_path / f"{number}.jpg", quality=95)
+    files = sorted(tmp_path.glob("*.jpg"))
+    arrays = ArrayDataset(np.stack([np.asarray(decode(file)) for file in files]), np.arange(6), tuple("abcdef"))
+    how = get_policy("none", crop_scale=(0.1, 1.0))
+    from_files, from_arrays = train_pixels(as_images(files), how), train_pixels(arrays, how)
+    padding = [(pixels == PADDING.pad_colour).all(axis=3) for pixels in (from_files, from_arrays)]
+    assert np.array_equal(*padding)
+    assert np.abs(from_files - from_arrays).mean() < 1
 
 
 CHANGES: list[dict[str, object]] = [

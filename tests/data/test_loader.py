@@ -88,7 +88,13 @@ def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files
 
 @pytest.mark.parametrize(
     "how",
-    [PREPROCESS, vit_preprocess((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))],
+    [
+        PREPROCESS,
+        vit_preprocess((16, 16)),
+        Preprocess((24, 20)),
+        Preprocess((9, 31), fit="stretch", mean=(0.3,), std=(0.2,)),
+        Preprocess((9, 31), fit="pad"),
+    ],
 )
 def test_evaluation_equals_preprocessing_each_image(how: Preprocess, files: Dataset, tmp_path: Path) -> None:
     write_pack(tmp_path / "x.pack", {"train": files})

@@ -231,6 +231,7 @@ def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
     crops = five_crop(resize_and_crop(photo, larger)[None], (16, 24))
     assert np.array_equal(crops[0][0], resize_and_crop(photo, preprocess))
     assert without_crop(Preprocess((28, 28))).image_size == (32, 32)
+    assert without_crop(Preprocess((28, 28), fit="pad")) == Preprocess((32, 32), fit="pad")
 
 
 def test_views_go_through_the_whole_evaluation(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def correct_one_by_one(model: Model, data: DatasetSplits, seed: int) -> ndarray:
     preprocess = model.preprocess
     assert preprocess is not None
     plain = Preprocess(
-        preprocess.image_size, preprocess.crop_pct, preprocess.squash, preprocess.interpolation, (0.0,) * 3, (1 / 255,) * 3
+        preprocess.image_size, preprocess.crop_pct, preprocess.fit, preprocess.interpolation, (0.0,) * 3, (1 / 255,) * 3
     )
     from vitrail.data.loader import build_eval_loader
 

@@ -15,7 +15,7 @@ from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.loader import build_eval_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.transforms import crop_window, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import ImageList
@@ -83,11 +83,11 @@ def test_an_image_is_loaded_upright_and_whole_or_not_at_all() -> None:
         load_image(np.zeros((3, 3), np.int64))
 
 
-@pytest.mark.parametrize("squash", [True, False])
+@pytest.mark.parametrize("fit", ["crop", "stretch"])
 @pytest.mark.parametrize("size", [(150, 90), (90, 150), (64, 64), (12, 15), (7, 40)])
-def test_the_crop_window_is_the_part_of_the_image_that_is_used(size: tuple[int, int], squash: bool) -> None:
+def test_the_crop_window_is_the_part_of_the_image_that_is_used(size: tuple[int, int], fit: Fit) -> None:
     """An image whose red is its column and whose green is its row shows where its pixels come from."""
-    preprocess = Preprocess((12, 18), crop_pct=0.75, squash=squash, interpolation="bilinear")
+    preprocess = Preprocess((12, 18), crop_pct=0.75, fit=fit, interpolation="bilinear")
     rows, columns = np.mgrid[: size[0], : size[1]].astype(np.uint8)
     resized, (left, top, right, bottom) = crop_window((size[1], size[0]), preprocess)
     cropped = resize_and_crop(Image.fromarray(np.stack([columns, rows, rows], axis=-1)), preprocess).astype(float)

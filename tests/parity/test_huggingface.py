@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import randomise_weights, reference_library
 from tests.small_models import small_vit
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.models.config import ViTConfig
 from vitrail.models.variants import variant
 from vitrail.weights.load import load
@@ -50,7 +50,7 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
     ours = load(tmp_path / "theirs")
     assert [item.split()[0] for item in ours.load_report.assumed] == ["images"]  # config.json has everything else
     assert ours.preprocess is not None
-    assert ours.preprocess.squash
+    assert ours.preprocess.fit == "stretch"
     images = torch.randn(2, options.get("num_channels", 3), *ours.config.image)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images).logits, rtol=0, atol=1e-5)
@@ -154,11 +154,11 @@ def test_full_sizes(name: str, tmp_path: Path) -> None:
         assert_close(load(tmp_path)(images), theirs(images).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("crop", "squash"), [(1.0, True), (0.75, False), (0.75, True)])
-def test_the_image_processor_agrees_with_our_preprocessing(crop: float, squash: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("crop", "fit"), [(1.0, "stretch"), (0.75, "crop"), (0.75, "stretch")])
+def test_the_image_processor_agrees_with_our_preprocessing(crop: float, fit: Fit, tmp_path: Path) -> None:
     """The same image through transformers' processor: resizing in the two libraries differs by a few grey levels."""
     model = small_vit(patch=(6, 6), image=(24, 24))
-    model.preprocess = Preprocess((24, 24), crop, squash, interpolation="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    model.preprocess = Preprocess((24, 24), crop, fit, interpolation="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     model.class_names = ("cat", "dog", "owl", "eel", "ant")
     save(model, tmp_path, format="huggingface")
     reference_library("transformers")

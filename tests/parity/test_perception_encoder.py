@@ -133,7 +133,7 @@ def test_the_text_tower_is_left_aside(tmp_path: Path) -> None:
     assert_equal(theirs, ours)
     assert set(ours.load_report.unused) == set(TEXT)
     assert ours.preprocess is not None
-    assert ours.preprocess.squash
+    assert ours.preprocess.fit == "stretch"
 
 
 @pytest.mark.parametrize("options", [CASES["core"], CASES["lang, without a class token"]], ids=["core", "lang"])

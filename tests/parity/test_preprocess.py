@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from tests.data.letterbox import letterbox_by_pillow
 from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import reference_library
-from vitrail.data.preprocess import Preprocess, imagenet_preprocess, official_preprocess, vit_preprocess
+from vitrail.data.preprocess import Interpolation, Preprocess, imagenet_preprocess, official_preprocess, vit_preprocess
+from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
@@ -28,16 +30,35 @@ def make_image(width: int, height: int) -> Image.Image:
         imagenet_preprocess((32, 32)),
         official_preprocess((32, 24)),
         Preprocess((32, 32)),
-        Preprocess((32, 32), 0.8, squash=True),
+        Preprocess((32, 32), 0.8, fit="stretch"),
     ],
 )
 def test_the_same_pixels_as_torchvision(size: tuple[int, int], how: Preprocess) -> None:
     reference_library("torchvision")
     t = import_module("torchvision.transforms")
     mode = t.InterpolationMode[how.interpolation.upper()]
-    resize = [t.Resize(how.resize_to if how.squash else how.resize_to[0], mode), t.CenterCrop(how.image_size)]
+    resize = [t.Resize(how.resize_to if how.fit == "stretch" else how.resize_to[0], mode), t.CenterCrop(how.image_size)]
     steps = t.Compose([*resize, t.ToTensor(), t.Normalize(how.mean, how.std)])
     assert_close(preprocess_image(make_image(*size), how), steps(make_image(*size)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(61, 47), (47, 61), (32, 32), (200, 33), (20, 25), (1, 900)])
+@pytest.mark.parametrize("image_size", [(32, 32), (20, 41)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_padding_gives_the_same_pixels_as_timm_and_pillow(
+    size: tuple[int, int], image_size: tuple[int, int], interpolation: Interpolation
+) -> None:
+    reference_library("timm")
+    how = Preprocess(image_size, fit="pad", interpolation=interpolation, mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
+    pixels = resize_and_crop(make_image(*size), how)
+    if min(size) > 1:  # timm and Pillow refuse a side that rounds to 0
+        transform = import_module("timm.data.transforms_factory").transforms_imagenet_eval
+        options = {"crop_pct": 1.0, "crop_mode": "border", "interpolation": interpolation, "mean": how.mean, "std": how.std}
+        theirs = transform(image_size, normalize=False, **options)(make_image(*size))
+        assert np.array_equal(pixels, theirs.permute(1, 2, 0).numpy())
+        assert np.array_equal(pixels, np.asarray(letterbox_by_pillow(make_image(*size), how)))
+    padding = preprocess_image(make_image(*size), how)[:, (pixels == how.pad_colour).all(2)]
+    assert (padding.abs() <= torch.tensor([[0.5 / 255 / deviation + 1e-6] for deviation in how.std])).all()
 
 
 def test_a_non_square_size_is_resized_and_cropped() -> None:

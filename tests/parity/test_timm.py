@@ -217,7 +217,7 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     assert (ours.config.grid, ours.config.pool, ours.config.heads) == ((4, 8), "gap", 3)
     assert ours.preprocess is not None
     assert (ours.preprocess.crop_pct, ours.preprocess.interpolation, ours.preprocess.mean) == (0.8, "bilinear", (0.1, 0.2, 0.3))
-    assert ours.preprocess.squash
+    assert ours.preprocess.fit == "stretch"
     assert ours.class_names == tuple("abcde")
     images = torch.randn(2, 3, 24, 40)
     with torch.inference_mode():

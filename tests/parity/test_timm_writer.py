@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from tests.parity.test_timm_folders import SMALL as TIMM_SMALL
 from tests.parity.test_timm_folders import build_timm, write_folder
 from tests.reference_libraries import reference_library
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.config import RelativeBiasConfig, RotaryConfig, StemConfig, ViTConfig
@@ -258,7 +258,9 @@ def assert_written(model: ViT, folder: Path) -> None:
 def test_timm_builds_the_model_from_its_folder_and_reading_gives_it_back(case: str, tmp_path: Path) -> None:
     architecture, changes = WRITTEN[case]
     model = small_model(**changes)
-    model.preprocess = Preprocess(model.config.image, crop_pct=0.75, mean=(0.1, 0.2, 0.3), interpolation="bilinear")
+    fit: Fit = "pad" if case == next(iter(WRITTEN)) else "crop"
+    crop_pct = 1.0 if fit == "pad" else 0.75
+    model.preprocess = Preprocess(model.config.image, crop_pct, fit, mean=(0.1, 0.2, 0.3), interpolation="bilinear")
     model.class_names = ("a", "b", "c", "d", "e")
     folder = save(model, tmp_path / "written", format="timm")
     assert json.loads((folder / "config.json").read_text())["architecture"] == architecture

@@ -28,7 +28,7 @@ class FakePredictor(Predictor):
     backend = "fake"
 
     def __init__(self, seconds: float = 0.0, on_batch: Callable[[ndarray], None] = lambda images: None) -> None:
-        preprocess = Preprocess((4, 6), squash=True, interpolation="nearest")
+        preprocess = Preprocess((4, 6), fit="stretch", interpolation="nearest")
         super().__init__("colours", variant("mu/2", image=(4, 6), classes=COLOURS), preprocess, None, {})
         self.seconds, self.on_batch = seconds, on_batch
         self.batch_sizes: list[int] = []

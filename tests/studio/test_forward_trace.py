@@ -161,11 +161,11 @@ def test_the_crop_of_the_original_is_what_the_model_sees() -> None:
     model.preprocess = Preprocess((24, 30), crop_pct=0.5, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
     metadata, arrays = trace_image(model, make_image(1, (96, 150)))
     preprocessing = metadata["preprocess"]
-    assert (preprocessing["resized"], preprocessing["mean"], preprocessing["interpolation"], preprocessing["squash"]) == (
+    assert (preprocessing["resized"], preprocessing["mean"], preprocessing["interpolation"], preprocessing["fit"]) == (
         [75, 48],
         [0.1, 0.2, 0.3],
         "bilinear",
-        False,
+        "crop",
     )
     left, top, right, bottom = preprocessing["box"]
     assert (left, top, right, bottom) == (44, 24, 104, 72)  # a margin of 22.5 pixels falls on an even one

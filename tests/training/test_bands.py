@@ -97,7 +97,11 @@ def test_an_interrupted_run_resumes_bit_for_bit(folder: Path, tmp_path: Path) ->
     changes = "augment.randaug_layers=1", "augment.erase_prob=0.5", "steps=9", "checkpoint_every=3", "eval_every=3"
     whole = learn(folder, tmp_path / "whole", *changes)
     with pytest.raises(OSError, match="broke"):
-        run_prepared(prepare(folder, *changes).with_out(tmp_path / "cut"), hardware=Hardware(workers=0), callbacks=[RaisesAt(5, OSError("broke"))])
+        run_prepared(
+            prepare(folder, *changes).with_out(tmp_path / "cut"),
+            hardware=Hardware(workers=0),
+            callbacks=[RaisesAt(5, OSError("broke"))],
+        )
     resumed = learn(folder, tmp_path / "cut", *changes)  # measured again, and equal
     assert same(resumed.folder, whole.folder)
     assert resumed.result["test"] == whole.result["test"]
@@ -140,7 +144,7 @@ def test_a_model_of_bands_predicts_evaluates_and_embeds(trained: TrainedRun, fol
         assert np.allclose(outputs(raw), model(inputs), atol=1e-4)
     (wrong,) = vitrail.predict(trained.folder, [make_bands(0, bands=4)])
     assert wrong.error == "has 4 bands of uint16, and 5 bands are needed; try a file of those that the model was trained on"
-    assert vitrail.embed(trained.folder, arrays).shape == (2, 24)
+    assert vitrail.embed(trained.folder, arrays).values.shape == (2, 24)
 
 
 @pytest.mark.parametrize("to", quick_first(["onnx", "int8", "program"]))

@@ -4,7 +4,6 @@ A crop is top, left, height, width in pixels of the image. n images h high and w
 k boxes, each left, top, right, bottom.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 ATTEMPTS = 10
 CROP_SLOTS = 2 * ATTEMPTS + 2
+Limits = tuple[float, float] | tuple[ndarray, ndarray]  # lowest and highest, of all images or of each (n 1)
 
 
 def draw_random_resized_crop(
@@ -27,10 +27,34 @@ def draw_random_resized_crop(
 
     If none fits, take the largest centre crop within the aspect ratios.
     """
+    return _draw_box(u, sizes, scale, ratio)
+
+
+def draw_letterbox(
+    u: Float[ndarray, "n slots"],
+    sizes: Int[ndarray, "n 2"],
+    canvas: tuple[int, int],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Int[ndarray, "n 4"]:
+    """Draw the box of a canvas that a whole image is resized into: top, left, height, width.
+
+    ``scale``: area of the box as a fraction of the largest one of the image's aspect ratio; ``ratio``: change of that aspect
+    ratio. If no try fits, take the largest box, centred. An image of the canvas's own aspect ratio gets the boxes that
+    ``draw_random_resized_crop`` cuts out of the canvas.
+    """
+    aspect = sizes[:, 1:] / sizes[:, :1]
+    relative = aspect * canvas[0] / canvas[1]
+    largest = np.minimum(relative, 1 / relative)
+    canvases = np.broadcast_to(np.array(canvas), (len(u), 2))
+    return _draw_box(u, canvases, (scale[0] * largest, scale[1] * largest), (ratio[0] * aspect, ratio[1] * aspect))
+
+
+def _draw_box(u: ndarray, sizes: ndarray, scale: Limits, ratio: Limits) -> Int[ndarray, "n 4"]:
     high, wide = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)
     tries = u[:, : 2 * ATTEMPTS].reshape(-1, 2, ATTEMPTS)
     pixels = high * wide * (scale[0] + (scale[1] - scale[0]) * tries[:, 0])
-    low, top = math.log(ratio[0]), math.log(ratio[1])
+    low, top = np.log(ratio[0]), np.log(ratio[1])
     aspect = np.exp(low + (top - low) * tries[:, 1])
     heights, widths = np.rint(np.sqrt(pixels / aspect)), np.rint(np.sqrt(pixels * aspect))
     fits = (heights > 0) & (widths > 0) & (heights <= high) & (widths <= wide)
@@ -48,12 +72,12 @@ def draw_random_resized_crop(
     return np.concatenate([corner, crop_size], 1).astype(np.int64)
 
 
-def _centre_crop_size(sizes: ndarray, ratio: tuple[float, float]) -> ndarray:
-    high, wide = sizes[:, 0], sizes[:, 1]
+def _centre_crop_size(sizes: ndarray, ratio: Limits) -> ndarray:
+    high, wide = sizes[:, :1], sizes[:, 1:]
     narrower, wider = wide / high < ratio[0], wide / high > ratio[1]
     heights = np.where(narrower, np.maximum(np.rint(wide / ratio[0]), 1), high)
     widths = np.where(wider, np.maximum(np.rint(high * ratio[1]), 1), wide)
-    return np.stack([np.minimum(heights, high), np.minimum(widths, wide)], 1)
+    return np.concatenate([np.minimum(heights, high), np.minimum(widths, wide)], 1)
 
 
 def draw_padded_crop(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: int) -> Int[ndarray, "n 4"]:
@@ -90,6 +114,23 @@ def crop_resize(
     if (high, wide) != size:
         planes = F.interpolate(planes, size, mode=interpolation, antialias=True)
     return planes[0].flip(2) if flip else planes[0]
+
+
+def letterbox(
+    pixels: Num[ndarray, "h w c"],
+    box: tuple[int, int, int, int],
+    size: tuple[int, int],
+    flip: bool,
+    interpolation: str,
+    colour: tuple[int | float, ...],
+) -> Num[Tensor, "c H W"]:
+    """Resize one image with antialiasing into a box of a canvas of this size and colour, and flip it there."""
+    top, left, high, wide = box
+    dtype = torch.uint8 if pixels.dtype == np.uint8 else torch.float32
+    canvas = torch.tensor(colour, dtype=dtype)[:, None, None].repeat(1, *size)
+    whole = 0, 0, *pixels.shape[:2]
+    canvas[:, top : top + high, left : left + wide] = crop_resize(pixels, whole, (high, wide), flip, interpolation)
+    return canvas
 
 
 def crop_resize_batch(

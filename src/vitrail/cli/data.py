@@ -10,6 +10,7 @@ from vitrail.cli.console import add_row, format_bytes, make_console, make_table,
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, check_output_file, parse_size
 from vitrail.cli.panels import augmentation_option, data_option, output_option
+from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ DatasetArgument = Annotated[
         metavar="DATA",
         help="Dataset: a folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a name such as fashion or cifar10.",
     ),
+]
+FitOption = Annotated[
+    Fit, data_option(help="How an image becomes the model's input: its centre, the whole image padded, or stretched.")
 ]
 UnlabelledOption = Annotated[
     bool, data_option("--unlabelled", help="Take every image below the folder, without labels, for vitrail pretrain.")
@@ -77,6 +81,7 @@ def show(
         str | None, data_option("--image-size", metavar="H[xW]", help="Height and width of the model's input in pixels.")
     ] = None,
     batch: Annotated[int, data_option("--batch-size", metavar="B", help="Number of images in the batch.")] = 24,
+    fit: FitOption = "crop",
     step: Annotated[int, data_option(metavar="N", help="Index of the batch in training.")] = 0,
     seed: Annotated[int, data_option(help="Random seed of the sample order and the augmentation.")] = 0,
     split: Annotated[
@@ -96,7 +101,7 @@ def show(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw a training batch as the model sees it, with augmentation."""
+    """Draw a training batch as the model sees it, augmented, and what cropping, padding or stretching costs."""
     from vitrail.augment.policy import get_policy
     from vitrail.config import override
     from vitrail.data.dataset_check import drop_unusable
@@ -104,6 +109,7 @@ def show(
     from vitrail.io import atomic_write
     from vitrail.report.batch_sheet import draw_batch
     from vitrail.report.contact_sheet import encode_image
+    from vitrail.report.fit_sheet import measure_fits
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
@@ -112,26 +118,26 @@ def show(
         raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
     with progress_bars() as on_progress:
-        dataset = drop_unusable(
-            open_dataset(source, progress=on_progress), on_progress
-        ).data  # the images that training will read
-        batch_sheet = draw_batch(
-            dataset,
-            split,
-            augmentation,
-            parse_size(image, "--image-size") if image else None,
-            batch,
-            step,
-            seed,
-            _parse_bands(bands),
-        )
+        report = drop_unusable(open_dataset(source, progress=on_progress), on_progress)  # the images that training will read
+        size = parse_size(image, "--image-size") if image else None
+        batch_sheet = draw_batch(report.data, split, augmentation, size, batch, step, seed, fit, _parse_bands(bands))
+    fits = measure_fits(report.image_sizes[split], batch_sheet.preprocess)
     atomic_write(out, encode_image(batch_sheet.sheet, out.suffix))
     if json:
-        print_json(
-            {"written": str(out), "indices": batch_sheet.indices, "labels": batch_sheet.labels, "image": batch_sheet.image_size}
-        )
-    else:
-        typer.echo(f"drew batch {step} of {source} ({split}, {len(batch_sheet.indices)} images): {out}")
+        print_json({
+            "written": str(out), "indices": batch_sheet.indices, "labels": batch_sheet.labels,
+            "image": batch_sheet.preprocess.image_size, "fits": {name: vars(cost) for name, cost in fits.items()},
+        })  # fmt: skip
+        return
+    typer.echo(f"drew batch {step} of {source} ({split}, {len(batch_sheet.indices)} images): {out}")
+    height, width = batch_sheet.preprocess.image_size
+    table = make_table(
+        "--fit", "#image lost", "#input padded", "#aspect ratio x",
+        title=f"{len(report.image_sizes[split]):,} {split} images as inputs of {height} x {width}, on average",
+    )  # fmt: skip
+    for name, cost in fits.items():
+        add_row(table, name, f"{cost.lost:.1%}", f"{cost.padding:.1%}", f"{cost.distortion:.2f}")
+    make_console().print(table)
 
 
 @data.command(cls=Command, epilog="Example: vitrail data pack photos photos.pack --size 256")

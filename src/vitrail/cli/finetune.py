@@ -19,6 +19,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     LrOption,
     MinutesOption,
     MlflowOption,
@@ -68,6 +69,7 @@ def finetune(
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
+    fit: FitOption = None,
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
@@ -110,7 +112,7 @@ def finetune(
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns = choose_columns(labels_column, separator, target)
     fields = RecipeOptions(
-        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns
+        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns
     )
     if resume is not None:
         resume_command(resume, fields, options, weights=weights, data=data, image_size=image)

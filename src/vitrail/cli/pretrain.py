@@ -13,6 +13,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -43,6 +44,7 @@ def pretrain(
         ),
     ] = None,
     image: InputSizeOption = None,
+    fit: FitOption = None,
     augment: AugmentOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Encoder variant, such as B/16, with its paper's settings.")
@@ -81,7 +83,7 @@ def pretrain(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit)
     if resume is not None:
         resume_command(resume, fields, options, data=data, model=model, image_size=image, target=target)
         return

@@ -13,6 +13,7 @@ import typer
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.panels import data_option, optimisation_option, run_option
 from vitrail.cli.training_progress import ProgressDisplay, format_score
+from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ LrOption = Annotated[float | None, optimisation_option("--lr", metavar="LR", hel
 WeightDecayOption = Annotated[float | None, optimisation_option(metavar="WD", help="Weight decay; sets optim.weight_decay.")]
 AugmentOption = Annotated[
     str | None, data_option(metavar="NAME", help="Augmentation policy, such as none, light1, medium1 or pad.")
+]
+FitOption = Annotated[
+    Fit | None,
+    data_option(
+        help="How an image of another aspect ratio becomes the input: its centre, the whole image padded with the mean colour, "
+        "or stretched; sets preprocess.fit."
+    ),
 ]
 SeedOption = Annotated[
     int | None, run_option(metavar="N", help="Seed of the initial weights, the data order and the augmentation; sets seed.")
@@ -91,8 +99,8 @@ class RunOptions:
 
 
 OPTION_NAMES = (
-    "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "model", "recipe", "image_size", "method",
-    "trainable", "labels_column", "separator", "target",
+    "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "fit", "model", "recipe", "image_size",
+    "method", "trainable", "labels_column", "separator", "target",
     "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
 Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe

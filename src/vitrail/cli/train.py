@@ -14,6 +14,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -42,6 +43,7 @@ def train(
         typer.Argument(metavar="DATA", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
     image: InputSizeOption = None,
+    fit: FitOption = None,
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
@@ -84,7 +86,7 @@ def train(
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns = choose_columns(labels_column, separator, target)
     fields = RecipeOptions(
-        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns
+        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns
     )
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")

@@ -37,13 +37,13 @@ def check_bands(bands: Sequence[int], count: int) -> tuple[int, ...]:
     return selected
 
 
-def to_view(content: bytes | ndarray, min_size: ImageSize | None = None) -> Image.Image:
+def to_view(content: bytes | ndarray, min_size: ImageSize | None = None, bands: Sequence[int] = ()) -> Image.Image:
     """Return any image as people can look at it. ``min_size``: the size needed, so that a JPEG need not be decoded in full."""
-    if band_format(content) is not None:
-        return draw_bands(decode_bands(content)[None])[0]
+    if bands or band_format(content) is not None:
+        return draw_bands(decode_bands(content)[None], bands)[0]
     return decode(content, min_size=min_size) if isinstance(content, bytes) else to_pil(content)
 
 
-def pixels_to_view(pixels: Num[ndarray, "h w c"]) -> Image.Image:
+def pixels_to_view(pixels: Num[ndarray, "h w c"], bands: Sequence[int] = ()) -> Image.Image:
     """Return a resized image, as a predictor takes it, as people can look at it."""
-    return to_pil(pixels) if array_format(pixels) is None else draw_bands(pixels[None])[0]
+    return draw_bands(pixels[None], bands)[0] if bands or array_format(pixels) is not None else to_pil(pixels)

@@ -22,8 +22,10 @@ from vitrail.augment.crop import (
     CROP_SLOTS,
     crop_resize,
     crop_resize_batch,
+    draw_letterbox,
     draw_padded_crop,
     draw_random_resized_crop,
+    letterbox,
     padded_crop,
 )
 from vitrail.augment.policy import Policy
@@ -111,7 +113,11 @@ class EvalTransform:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Preprocessing for training, with an augmentation policy."""
+    """Preprocessing for training, with an augmentation policy.
+
+    With ``fit="pad"`` the random resized crop becomes its counterpart that loses nothing: the whole image is resized into a
+    random box of the input, and the rest is padding.
+    """
 
     preprocess: Preprocess
     policy: Policy
@@ -138,6 +144,8 @@ class TrainTransform:
             or policy.randaug_layers
             or self._jitters
         ):
+            return None
+        if policy.crop == "random-resized" and preprocess.fit == "pad":
             return None
         if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.resize_to != shape[:2]):
             return None
@@ -216,23 +224,32 @@ class TrainTransform:
             drawn: ndarray | None = draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
         else:
             sizes = dataset.sizes(indices)
-            drawn = None if sizes is None else draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
+            drawn = None if sizes is None else self._draw_boxes(u, sizes)
 
         def crop(row: int, image_size: ImageSize) -> tuple[int, int, int, int]:
             drawn_crop = drawn[row] if drawn is not None else None
             if drawn_crop is None:
-                drawn_crop = draw_random_resized_crop(
-                    u[row : row + 1], np.array([image_size]), policy.crop_scale, policy.crop_ratio
-                )[0]
+                drawn_crop = self._draw_boxes(u[row : row + 1], np.array([image_size]))[0]
             top, left, height, width = drawn_crop.tolist()
             return top, left, height, width
 
         return crop
 
+    def _draw_boxes(self, u: ndarray, sizes: ndarray) -> Int[ndarray, "n 4"]:
+        """Draw the box that is cut out of each image or, with padding, the box of the input that the image is resized into."""
+        scale, ratio = self.policy.crop_scale, self.policy.crop_ratio
+        if self.preprocess.fit == "pad":
+            return draw_letterbox(u, sizes, self.preprocess.image_size, scale, ratio)
+        return draw_random_resized_crop(u, sizes, scale, ratio)
+
     def _crop_and_flip(
         self, content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], flip: bool
     ) -> Tensor:
         policy, preprocess = self.policy, self.preprocess
+        if policy.crop == "random-resized" and preprocess.fit == "pad":
+            image, box = _decode_for_box(decode_model_bands(content, preprocess) if preprocess.raw else content, crop)
+            channels = _with_channels(image, len(preprocess.mean))
+            return letterbox(channels, box, preprocess.image_size, flip, policy.interpolation, preprocess.pad_colour)
         if policy.crop == "random-resized":
             image, box = _decode_for_crop(content, crop, preprocess)
             return crop_resize(
@@ -341,6 +358,23 @@ def _decode_for_crop(
         max(round((top + height) * y_scale) - new_top, 1),
         max(round((left + width) * x_scale) - new_left, 1),
     )
+
+
+def _decode_for_box(
+    content: bytes | ndarray, box: Callable[[ImageSize], tuple[int, int, int, int]]
+) -> tuple[ndarray, tuple[int, int, int, int]]:
+    """Return pixels and the box they are resized into, drawn at full size; a JPEG is decoded at no higher resolution."""
+    if isinstance(content, ndarray):
+        return content, box((content.shape[0], content.shape[1]))
+    drawn: list[tuple[int, int, int, int]] = []
+
+    def min_size(size: ImageSize) -> ImageSize:
+        drawn.append(box(size))
+        *_, height, width = drawn[0]
+        return height, width
+
+    image = decode_array(content, min_size=min_size)
+    return image, drawn[0]
 
 
 def _transform_images(

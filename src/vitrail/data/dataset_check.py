@@ -57,6 +57,7 @@ class DatasetReport:
     duplicates: tuple[DuplicateGroup, ...]  # the same image twice in one split
     classes: dict[str, dict[str, int]]  # class name: split: usable images
     sizes: dict[str, tuple[int, int, int]]  # height and width: minimum, median, maximum
+    image_sizes: dict[str, ndarray]  # split: height and width of every usable image
     image_formats: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
 
@@ -86,6 +87,7 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
         tuple(duplicates),
         _class_counts(usable_splits),
         _size_quantiles(usable_indexes),
+        {split: index.sizes for split, index in usable_indexes.items()},
         dict(sum((Counter(rows.image_formats.tolist()) for rows in usable_indexes.values()), Counter[str]()).most_common()),
         data.notes,
     )

@@ -12,16 +12,17 @@ from typing import Literal
 from vitrail.config import added, validate
 from vitrail.errors import VitrailError
 
+Fit = Literal["crop", "pad", "stretch"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop, scale to 0 ... 1, subtract the mean, divide by the standard deviation."""
+    """Fit the image into the input size, scale to 0 ... 1, subtract the mean, divide by the standard deviation."""
 
     image_size: tuple[int, int]  # height and width of the model's input
     crop_pct: float = 1.0  # fraction of the resized image that the centre crop keeps
-    squash: bool = False  # resize without keeping the aspect ratio
+    fit: Fit = "crop"  # centre crop; the whole image, padded with the mean colour; or its aspect ratio changed
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -36,6 +37,11 @@ class Preprocess:
             raise VitrailError(f"trim must be at least 0, got {self.trim}; try trim=0,0")
         if not 0 < self.crop_pct <= 1:
             raise VitrailError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}; try crop_pct=0.875")
+        if self.fit == "pad" and (self.crop_pct != 1 or self.trim != (0, 0)):  # else the image would be cut off after all
+            raise VitrailError(
+                f"crop_pct must be 1 and trim 0 with fit=pad, which crops nothing, got {self.crop_pct:g} and {self.trim}; "
+                "try crop_pct=1, or fit=crop"
+            )
         if len(self.mean) != len(self.std) or not self.mean:
             raise VitrailError(f"mean and std must have one value per channel, got {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
@@ -77,8 +83,19 @@ class Preprocess:
 
     @property
     def resize_to(self) -> tuple[int, int]:
-        """The size that the image is resized to (or to cover) before the centre crop."""
+        """The size that an image is resized to, to cover before the crop, or to fit into before the padding."""
         return int(self.crop_size[0] / self.crop_pct + 1e-6), int(self.crop_size[1] / self.crop_pct + 1e-6)
+
+    @property
+    def pad_colour(self) -> tuple[int | float, ...]:
+        """The mean in every channel as a pixel, about 0 after normalising: the colour of the padding."""
+        if self.raw:
+            return self.mean
+        return tuple(min(max(round(255 * mean), 0), 255) for mean in self.mean)
+
+    def with_fit(self, fit: Fit) -> "Preprocess":
+        """Return the same preprocessing with another fit; one that does not crop keeps the whole image."""
+        return replace(self, fit=fit) if fit == "crop" else replace(self, fit=fit, crop_pct=1.0, trim=(0, 0))
 
     def with_channels(self, channels: int) -> "Preprocess":
         """Return the same preprocessing for another number of channels, each with the mean over the old ones."""
@@ -96,10 +113,11 @@ class PreprocessChanges:
     std: tuple[float, ...] | None = None
     interpolation: Interpolation | None = None
     crop_pct: float | None = None
-    squash: bool | None = None
+    fit: Fit | None = None
 
     def apply(self, preprocess: Preprocess) -> Preprocess:
         channels = len(preprocess.mean)
+        preprocess = preprocess if self.fit is None else preprocess.with_fit(self.fit)
         known = {name: value for name, value in vars(self).items() if value is not None}
         for name in ("mean", "std"):
             if len(known.get(name, ())) == 1:  # one value for every channel
@@ -135,7 +153,7 @@ def vit_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess
 
 
 def official_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:
-    return Preprocess(image_size, squash=True, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
+    return Preprocess(image_size, fit="stretch", interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 def clip_preprocess(image_size: tuple[int, int]) -> Preprocess:

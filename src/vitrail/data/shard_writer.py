@@ -2,7 +2,8 @@
 
 A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
 its class index; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same
-images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
+images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
+(``resumable_folder.py``).
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Preprocess one image: resize, crop, normalise. h w before it is resized, c channels."""
+"""Preprocess one image: resize, crop or pad, normalise. h w before it is resized, c channels."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -25,18 +25,23 @@ RESAMPLING = {
 
 
 def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> Num[ndarray, "height width c"]:
-    """Return the part of the image that the model sees, at its input size: to the pixel as torchvision and timm."""
+    """Return the image at the model's input size, cropped, padded or stretched: to the pixel as torchvision and timm."""
     channels = len(preprocess.mean)
     image = image if preprocess.raw else image.convert("L" if channels == 1 else "RGB")
     height, width = preprocess.image_size
     resized, box = crop_window(image.size, preprocess)
-    if _is_extreme(resized):  # only the crop is resized
+    if preprocess.fit != "pad" and _is_extreme(resized):  # only the crop is resized
         return np.array(image.resize((width, height), RESAMPLING[preprocess.interpolation], box)).reshape(
             height, width, channels
         )
     if resized != image.size:
         image = image.resize(resized, RESAMPLING[preprocess.interpolation])
-    left, top = _crop_corner(resized, preprocess)
+    left, top = (int(side) for side in _crop_corner(resized, preprocess))
+    if preprocess.fit == "pad":
+        colour = preprocess.pad_colour[:3]
+        canvas = Image.new(image.mode, (width, height), colour if len(image.getbands()) > 1 else colour[0])
+        canvas.paste(image, (-left, -top))
+        image, left, top = canvas, 0, 0
     return np.array(image.crop((left, top, left + width, top + height))).reshape(height, width, channels)
 
 
@@ -78,7 +83,7 @@ def _split_bands(preprocess: Preprocess) -> tuple[Preprocess, ...]:
 
 def crop_window(size: tuple[int, int], preprocess: Preprocess) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
     """Return the size an image of this width and height is resized to, and the box of the original that the model sees: left,
-    top, right, bottom."""
+    top, right, bottom. With ``fit="pad"`` the box is larger than the image, by the padding."""
     height, width = preprocess.image_size
     resized = _resize_target(size, preprocess)
     x_scale, y_scale = size[0] / resized[0], size[1] / resized[1]
@@ -99,10 +104,14 @@ def scale_and_shift(preprocess: Preprocess) -> tuple[Tensor, Tensor]:
 
 
 def _resize_target(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
-    """Return the width and height to resize to: exact, or the smallest of the image's aspect ratio that covers the crop."""
+    """Return the width and height to resize to: exact, or of the image's aspect ratio the smallest that covers the crop or the
+    largest that fits into the input."""
     height, width = preprocess.resize_to
-    if preprocess.squash:
+    if preprocess.fit == "stretch":
         return width, height
+    if preprocess.fit == "pad":
+        scale = max(size[0] / width, size[1] / height)
+        return max(round(size[0] / scale), 1), max(round(size[1] / scale), 1)
     to_int = int if height == width else round  # torchvision rounds this way with one side, timm with two
     if size[0] * height < size[1] * width:
         return width, max(height, to_int(width * size[1] / size[0]))
@@ -115,6 +124,8 @@ def _is_extreme(resized: tuple[int, int]) -> bool:
 
 
 def _crop_corner(resized: tuple[int, int], preprocess: Preprocess) -> tuple[int, int] | tuple[float, float]:
-    """Return left and top of the centre crop, in whole pixels unless the image is never resized as a whole."""
+    """Return left and top of the centre crop, negative by the padding; whole pixels unless only the crop is resized."""
+    if preprocess.fit == "pad":
+        return -((preprocess.image_size[1] - resized[0]) // 2), -((preprocess.image_size[0] - resized[1]) // 2)
     left, top = (resized[0] - preprocess.crop_size[1]) / 2, (resized[1] - preprocess.crop_size[0]) / 2
     return (left, top) if _is_extreme(resized) else (round(left), round(top))

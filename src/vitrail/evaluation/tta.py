@@ -63,5 +63,7 @@ def five_crop(images: Num[ndarray, "b high wide c"], size: tuple[int, int]) -> l
 
 def without_crop(preprocess: Preprocess) -> Preprocess:
     """Return the preprocessing of the image that ``five_crop`` crops from."""
-    crop = preprocess.crop_pct if preprocess.resize_to != preprocess.image_size else DEFAULT_CROP_PCT
-    return replace(preprocess, image_size=replace(preprocess, crop_pct=crop).resize_to, crop_pct=1.0, trim=(0, 0))
+    height, width = preprocess.resize_to
+    if (height, width) == preprocess.image_size:
+        height, width = int(height / DEFAULT_CROP_PCT + 1e-6), int(width / DEFAULT_CROP_PCT + 1e-6)
+    return replace(preprocess, image_size=(height, width), crop_pct=1.0, trim=(0, 0))

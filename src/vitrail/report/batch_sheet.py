@@ -1,19 +1,23 @@
-"""A preprocessed and augmented batch of a dataset as a contact sheet."""
+"""A preprocessed and augmented batch of a dataset as a contact sheet, with some of its images by each fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from numpy import ndarray
 from PIL import Image
 
 from vitrail.augment.policy import Policy
 from vitrail.data.band_statistics import find_bands, measure_bands
+from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.report.contact_sheet import contact_sheet, denormalise
+from vitrail.report.contact_sheet import PAPER, contact_sheet, denormalise
+from vitrail.report.fit_sheet import draw_fits
 
 DEFAULT_IMAGE_SIZE = (224, 224)
+NUM_FITTED = 4  # images of the batch that are drawn by each fit
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class BatchSheet:
     sheet: Image.Image
     indices: list[int]
     labels: list[str]
-    image_size: tuple[int, int]
+    preprocess: Preprocess
 
 
 def draw_batch(
@@ -32,9 +36,11 @@ def draw_batch(
     batch_size: int,
     step: int,
     seed: int,
+    fit: Fit = "crop",
     bands: Sequence[int] = (),
 ) -> BatchSheet:
-    """Draw a batch: train images augmented as in training, validation and test images as in evaluation.
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation. Below it are its first
+    images by each fit, unless they all have the input's aspect ratio.
 
     ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
     """
@@ -42,20 +48,31 @@ def draw_batch(
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
         raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
-    loader = _build_loader(source, split, policy, image_size, batch_size, seed)
+    loader = _build_loader(source, split, policy, image_size, batch_size, seed, fit)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
-    return BatchSheet(
-        contact_sheet(denormalise(batch.images, preprocess, bands), labels),
-        batch.indices.tolist(),
-        labels,
-        preprocess.image_size,
-    )
+    sheet = contact_sheet(denormalise(batch.images, preprocess, bands), labels)
+    originals = [source.read(index) for index in batch.indices[:NUM_FITTED].tolist()]
+    if not all(_has_aspect_ratio(content, preprocess.image_size) for content in originals):
+        sheet = _stack(sheet, draw_fits(originals, preprocess, bands))
+    return BatchSheet(sheet, batch.indices.tolist(), labels, preprocess)
+
+
+def _has_aspect_ratio(content: bytes | ndarray, image_size: tuple[int, int]) -> bool:
+    image = to_view(content)
+    return image.width * image_size[0] == image.height * image_size[1]
+
+
+def _stack(above: Image.Image, below: Image.Image) -> Image.Image:
+    page = Image.new("RGB", (max(above.width, below.width), above.height + below.height), PAPER)
+    page.paste(above, (0, 0))
+    page.paste(below, (0, above.height))
+    return page
 
 
 def _build_loader(
-    source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int
+    source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int, fit: Fit
 ) -> Loader:
     """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
     first, bands = source.read(0), find_bands(source)
@@ -63,7 +80,7 @@ def _build_loader(
     native_size = (
         (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
     )
-    preprocess = Preprocess(image_size or native_size, mean=(0.5,) * channels, std=(0.5,) * channels)
+    preprocess = Preprocess(image_size or native_size, fit=fit, mean=(0.5,) * channels, std=(0.5,) * channels)
     if bands is not None:
         measured = measure_bands(source, bands.bands)
         preprocess = replace(preprocess, mean=measured.mean, std=measured.std, raw=True)

@@ -127,12 +127,17 @@ def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
     preprocess: Preprocess | None = parse_value(metadata.get("preprocess"), Preprocess | None, "preprocess")
     if preprocess is None:
         return "Not recorded; Vitrail assumes the default of this architecture."
-    resized = "resized without keeping the aspect ratio to" if preprocess.squash else "resized to cover"
+    resized = {
+        "crop": "resized to cover",
+        "pad": "resized to fit into",
+        "stretch": "resized without keeping the aspect ratio to",
+    }
     crop = "" if preprocess.resize_to == preprocess.image_size else f", centre-cropped to {format_size(preprocess.image_size)}"
+    crop = ", padded with the mean colour" if preprocess.fit == "pad" else crop
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (preprocess.mean, preprocess.std))
     file_name = "`vitrail.json`" if format == "vitrail" else "`preprocessor_config.json`"
     return (
-        f"Images are {resized} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; "
+        f"Images are {resized[preprocess.fit]} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; "
         f"{'the bands' if preprocess.raw else 'values from 0 to 1'} are normalised with "
         f"mean {mean} and standard deviation {std}. Programs read this from {file_name}."
     )

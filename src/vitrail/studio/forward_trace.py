@@ -196,5 +196,5 @@ def _preprocessing(size: Sequence[int], preprocess: Preprocess) -> Metadata:
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
         "interpolation": preprocess.interpolation,
-        "squash": preprocess.squash,
+        "fit": preprocess.fit,
     }

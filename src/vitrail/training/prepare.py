@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.augment.policy import get_policy
-from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.config import override
+from vitrail.data.band_statistics import find_bands, measure_bands
+from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
@@ -47,12 +48,15 @@ class RecipeOptions:
     precision: str | None = None
     compile: bool = False
     augment: str | None = None
+    fit: Fit | None = None
     columns: Columns = ANY_COLUMNS  # of the targets
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
         if self.augment is not None:
             recipe = replace(recipe, augment=get_policy(self.augment))
+        if self.fit is not None:
+            recipe = replace(recipe, preprocess=recipe.preprocess.with_fit(self.fit))
         recipe, notes = override_recipe(recipe, [*self._assignments(), *self.overrides])
         if self.epochs is None:
             return recipe, tuple(notes)
@@ -95,13 +99,15 @@ class RecipeOptions:
             "compile": ("compile", "true" if self.compile else None),
             "epochs": ("steps", self.epochs),
             "augment": ("augment", self.augment),
+            "fit": ("preprocess.fit", self.fit),
         }
+        replaced = ("epochs", "augment", "fit")  # by ``apply``
         assigned = self._assigned()
         given = {option: field for option, (field, value) in fields.items() if value is not None}
         for option, field in given.items():
             if field in assigned:
                 raise VitrailError(f"{option} and settings[{field!r}] set the same field; leave one of them out")
-        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in ("epochs", "augment")]
+        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in replaced]
 
 
 @dataclass(frozen=True)

@@ -379,7 +379,9 @@ def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Pr
     preprocess = checkpoint.preprocess or vit_preprocess(checkpoint.config.image, checkpoint.config.channels)
     if (changes := assumed_changes()) is not None:
         if checkpoint.records_preprocess:
-            raise VitrailError("the model records its preprocessing; leave --mean, --std, --interpolation and --crop out")
+            raise VitrailError(
+                "the model records its preprocessing; leave --mean, --std, --interpolation, --crop and --fit out"
+            )
         preprocess = changes.apply(preprocess)
     trim = preprocess.trim if config.image == preprocess.image_size else (0, 0)
     return replace(preprocess.with_channels(config.channels), image_size=config.image, trim=trim)

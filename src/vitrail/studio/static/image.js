@@ -14,7 +14,7 @@ const UPLOADED = { id: "uploads", title: "uploads", splits: [{ name: "all" }] };
 
 export default {
   name: "image", title: "Image", glyph: "◧",
-  lead: "Any image works, even one that the model was never trained for. Before it enters the model, it is resized, cropped and normalised.",
+  lead: "Any image works, even one that the model was never trained for. Before it enters the model, it is resized, cropped or padded, and normalised.",
   thumb(canvas, store) {
     drawThumbnail(canvas, store.trace.arrays.pixels);
   },
@@ -219,7 +219,8 @@ function pipeline(section, store) {
     img.src = api.imageUrl(meta.image.id, 512);
     fig.body.replaceChildren(el("ol", { class: "steps" }, steps));
     fig.caption("The model expects images of one size with values around zero: the mean that is subtracted and the standard deviation that is divided by "
-      + "belong to the model (those of its training images, or 0.5 by convention) and are the same for every image. Everything outside the box is discarded before the first layer, so no map in the studio can show it.");
+      + "belong to the model (those of its training images, or 0.5 by convention) and are the same for every image. " + (meta.preprocess.fit === "pad" ? "The padding has the mean colour, so it is about zero after that; its patches are tokens like any other."
+        : "Everything outside the box is discarded before the first layer, so no map in the studio can show it."));
   };
 }
 
@@ -238,7 +239,13 @@ function boxed(drawing, [width, height], [left, top, right, bottom], text) {
       svg("rect", { ...rect, stroke: "#fff", "stroke-width": 2 })));
 }
 
-function original(img, { image: { width, height }, preprocess: { box: [left, top, right, bottom] } }) {
+// The part of the original that the model sees; with padding the box of the preprocessing is larger than the image.
+function seenBox({ image: { width, height }, preprocess: { box: [left, top, right, bottom] } }) {
+  return [Math.max(left, 0), Math.max(top, 0), Math.min(right, width), Math.min(bottom, height)];
+}
+
+function original(img, meta) {
+  const { width, height } = meta.image, [left, top, right, bottom] = seenBox(meta);
   const fraction = Math.min(1, ((right - left) * (bottom - top)) / (width * height));
   const text = fraction > 0.9995 ? "The model sees the whole image."
     : `The model sees ${percent(fraction, 0)} of it: the box, ${formatNumber(right - left)} × ${formatNumber(bottom - top)} pixels.`;
@@ -248,14 +255,15 @@ function original(img, { image: { width, height }, preprocess: { box: [left, top
     `${width} × ${height} pixels (width × height).`, text);
 }
 
-function resized(img, { image, preprocess: { resized: [width, height], box, interpolation, squash, mean } }) {
+function resized(img, meta) {
+  const { image, preprocess: { resized: [width, height], interpolation, fit, mean } } = meta, box = seenBox(meta);
   const canvas = el("canvas", { "aria-hidden": "true" }), across = width / image.width, down = height / image.height;
   img.addEventListener("load", () => drawResized(canvas, img, width, height, mean.length === 1));
   const same = width === image.width && height === image.height;
-  const howText = squash ? `the aspect ratio is not kept, factors ${formatNumber(across)} (width) and ${formatNumber(down)} (height)`
+  const howText = fit === "stretch" ? `the aspect ratio is not kept, factors ${formatNumber(across)} (width) and ${formatNumber(down)} (height)`
     : `by a factor of ${formatNumber(Math.max(across, down))}, aspect ratio kept`;
   const scaledBox = [box[0] * across, box[1] * down, box[2] * across, box[3] * down];
-  return step("Resized", boxed(canvas, [width, height], scaledBox, "Resized; the box is the crop"),
+  return step("Resized", boxed(canvas, [width, height], scaledBox, fit === "pad" ? "Resized" : "Resized; the box is the crop"),
     `${mean.length === 1 ? "Converted to greyscale, then to " : "To "}${width} × ${height} pixels.`,
     same ? "It already has this size, so nothing changes." : `By ${interpolation} interpolation: ${howText}.`);
 }
@@ -274,13 +282,14 @@ function drawResized(canvas, img, width, height, grey) {
   context.putImageData(full, 0, 0);
 }
 
-function cropped({ preprocess: { resized: [wide, high] } }, pixels) {
+function cropped({ preprocess: { resized: [wide, high], fit, mean } }, pixels) {
   const [height, width] = pixels.shape, canvas = el("canvas", { class: "pixels", role: "img", "aria-label": "The model's input" });
   drawPixels(canvas, pixels);
   const frame = el("div", { class: "boxed", style: { "aspect-ratio": `${width} / ${height}`, width: `${Math.min(100, (100 * width) / height)}%` } }, canvas);
-  const cropText = wide === width && high === height ? "Nothing is cropped."
+  const cropText = wide === width && high === height ? fit === "pad" ? "Nothing is added." : "Nothing is cropped."
+    : fit === "pad" ? `${plural(width - wide, "column")} and ${plural(height - high, "row")} of the mean ${mean.length === 1 ? "grey" : "colour"} are added.`
     : `Centre crop; ${plural(wide - width, "column")} and ${plural(high - height, "row")} are dropped.`;
-  return step("Cropped", frame, `To ${width} × ${height} pixels.`, `${cropText} These are the pixels of the model's input.`);
+  return step(fit === "pad" ? "Padded" : "Cropped", frame, `To ${width} × ${height} pixels.`, `${cropText} These are the pixels of the model's input.`);
 }
 
 function numbers(channelStats, { preprocess: { mean, std } }, pixels) {

@@ -186,16 +186,18 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
         unsupported("images that are cut off at the last whole patch", "huggingface", "set model.preprocess with trim=(0, 0)")
     if replace(preprocess, crop_pct=preprocess.image_size[0] / resized[0]).resize_to != resized:
         unsupported(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop_pct=1.0")
-    if not is_square and not preprocess.squash:
+    if preprocess.fit == "pad":
+        unsupported("images that are padded", "huggingface", "set model.preprocess with fit='crop' or fit='stretch'")
+    if not is_square and preprocess.fit == "crop":
         unsupported(
             "a resize that keeps the aspect ratio for images that are not square",
             "huggingface",
-            "set model.preprocess with squash",
+            "set model.preprocess with fit='stretch'",
         )
     fields: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": resized[0], "width": resized[1]} if preprocess.squash else {"shortest_edge": resized[0]},
+        "size": {"height": resized[0], "width": resized[1]} if preprocess.fit == "stretch" else {"shortest_edge": resized[0]},
         "resample": next(number for number, name in RESAMPLE_FILTERS.items() if name == preprocess.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -203,7 +205,7 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
         "image_mean": list(preprocess.mean_of_255),
         "image_std": list(preprocess.std_of_255),
     }
-    if resized != preprocess.image_size or not preprocess.squash:
+    if resized != preprocess.image_size or preprocess.fit == "crop":
         fields |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image_size, strict=True))}
     return {"preprocessor_config.json": fields}
 
@@ -318,7 +320,7 @@ def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str
     preprocess = Preprocess(
         config.image,
         crop_pct=crop,
-        squash=shortest_edge is None,
+        fit="stretch" if shortest_edge is None else "crop",
         interpolation=RESAMPLE_FILTERS[fields.get("resample", 2)],
         mean=tuple(value / scale for value in per_channel[0]),
         std=tuple(value / scale for value in per_channel[1]),

@@ -125,7 +125,7 @@ def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> P
         case "DeiT III" | "DINOv3":
             preprocess = replace(imagenet_preprocess(size), crop_pct=1.0)
         case "SigLIP" | "PE":
-            preprocess = Preprocess(size, squash=True)
+            preprocess = Preprocess(size, fit="stretch")
         case "TIPSv2":
             preprocess = Preprocess(size, mean=(0.0,) * 3, std=(1.0,) * 3)
         case _:

@@ -137,7 +137,7 @@ def _preprocess(config_file: Any, config: ViTConfig, assumed: list[str]) -> Prep
         raise VitrailError(f"resize_mode in open_clip_config.json must be shortest or squash, got {fields['resize_mode']!r}")
     return Preprocess(
         config.image,
-        squash=fields.get("resize_mode") == "squash",
+        fit="stretch" if fields.get("resize_mode") == "squash" else "crop",
         interpolation=fields.get("interpolation", "bicubic"),
         mean=tuple(float(value) for value in fields["mean"]),
         std=tuple(float(value) for value in fields["std"]),

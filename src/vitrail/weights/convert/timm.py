@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, Pair, ResNetConfig
 from vitrail.weights.convert import inspect
@@ -25,6 +25,8 @@ IGNORED = re.compile(
     r"(decoder|mask_token|last_layer|prototypes|head\.(mlp|last_layer|\d+)|projection_head|predictor|^lm_head|^fc\.|^projectors\.|"
     r"^local_cls_norm)"
 )
+# How timm names what is done to an image of another aspect ratio.
+CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "stretch": "squash"}
 # Tensors of models that compute something else, and the feature that Vitrail does not have.
 MISSING_FEATURES = {
     r"^blocks\.0\.(attns|ffns|in_proj|mlp_out_proj)\.": "parallel blocks",
@@ -199,12 +201,13 @@ def _recorded_size(pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any]) -
 def _preprocess(pretrained_cfg: Mapping[str, Any], config: ModelConfig, origin: str, assumed: list[str]) -> Preprocess:
     if not {"mean", "std", "interpolation"} <= set(pretrained_cfg):
         return inspect.assume_preprocess(origin, config, assumed)
-    if pretrained_cfg.get("crop_mode", "center") not in ("center", "squash"):
-        raise VitrailError(f"crop_mode in config.json must be center or squash, got {pretrained_cfg['crop_mode']!r}")
+    fits = {mode: fit for fit, mode in CROP_MODES.items()}
+    if (crop_mode := pretrained_cfg.get("crop_mode", "center")) not in fits:
+        raise VitrailError(f"crop_mode in config.json must be center, border or squash, got {crop_mode!r}")
     preprocess = Preprocess(
         config.image,
         crop_pct=float(pretrained_cfg.get("crop_pct", 0.875)),
-        squash=pretrained_cfg.get("crop_mode") == "squash",
+        fit=fits[crop_mode],
         interpolation=pretrained_cfg["interpolation"],
         mean=tuple(float(value) for value in pretrained_cfg["mean"]),
         std=tuple(float(value) for value in pretrained_cfg["std"]),

@@ -5,6 +5,7 @@ from typing import Any
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import RotaryConfig, ViTConfig
+from vitrail.weights.convert.timm import CROP_MODES
 from vitrail.weights.convert.timm_architectures import ACTIVATIONS, POOLS
 from vitrail.weights.convert.timm_writer import BaseArchitecture
 
@@ -153,7 +154,7 @@ def _pretrained_cfg(c: ViTConfig, preprocess: Preprocess | None) -> dict[str, An
         "fixed_input_size": True,
         "interpolation": preprocess.interpolation,
         "crop_pct": preprocess.crop_pct,
-        "crop_mode": "squash" if preprocess.squash else "center",
+        "crop_mode": CROP_MODES[preprocess.fit],
         "mean": list(preprocess.mean_of_255),
         "std": list(preprocess.std_of_255),
     }
