@@ -53,7 +53,7 @@ class Preprocess:
 
     @property
     def scale(self) -> float:
-        """What values are divided by before the mean is subtracted."""
+        """The value that stands for 1 in the units of the mean: 255 in 8-bit images."""
         return 1.0 if self.raw else 255.0
 
     @property
