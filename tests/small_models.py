@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.config import RelativeBiasConfig, RotaryConfig, ViTConfig
@@ -56,6 +58,17 @@ def small_vit(**changes: Any) -> ViT:
 def classification_task(classes: int = 10, **settings: Any) -> ClassificationTask:
     """Return a classification task for images of any size."""
     return ClassificationTask(Classification(**settings), small_config(classes=classes), Preprocess((12, 15)))
+
+
+def multi_label_vit(seed: int = 0, names: tuple[str, ...] = ("ant", "bee", "cat", "dog", "elk"), **changes: Any) -> ViT:
+    """Return a small ViT that predicts several labels per image, with a threshold of its own for every class."""
+    torch.manual_seed(seed)
+    model = small_vit(classes=len(names), **changes)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))
+    model.preprocess, model.class_names = Preprocess((12, 15)), names
+    thresholds = [0.2 + 0.6 * number / len(names) for number in range(len(names))]
+    model.metadata = {"recipe": {"task": {"kind": "multi-label"}}, "task_state": {"thresholds": thresholds}}
+    return model
 
 
 def masked_task(masking: Masking, patch: tuple[int, int], preprocess: Preprocess, seed: int = 0) -> MaskedImageTask:

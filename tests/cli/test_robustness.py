@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.data.images import write_label_table
 from tests.evaluation.test_classification import image_folder, random_model
-from tests.small_models import small_vit
+from tests.small_models import multi_label_vit, small_vit
 from vitrail.cli.main import run
 from vitrail.cli.robustness import _short_names
 from vitrail.evaluation.evaluate import evaluate
@@ -53,6 +54,22 @@ def test_json_has_the_values_of_the_function(capsys: Capture) -> None:
     gaps = compare_robustness(*found)
     assert answer["paired"][0]["noise"] == {"difference": gaps["noise"].difference, "interval": list(gaps["noise"].interval)}
     assert answer["page"] is None
+
+
+def test_several_labels_per_image(capsys: Capture) -> None:
+    tagger = multi_label_vit()
+    save(tagger, "tags", metadata=tagger.metadata)
+    table = str(write_label_table(Path("tagged"), ["elk;bee", "ant", "", "bee;cat"]))
+    found = evaluate_robustness("tags", table)
+    answer = robustness_json(capsys, "tags", table)
+    assert answer["models"][0]["clean"] == found.clean
+    assert answer["models"][0]["corruptions"]["blur"]["ranking_precision"] == list(found.scores["blur"].by_severity)
+    assert run(["robustness", "tags", table, "--out", "tags.html"]) == 0
+    printed = capsys.readouterr().out
+    assert "retained: mean ranking precision as a fraction of the ranking precision on clean images" in printed
+    assert "Ranking precision by severity" in Path("tags.html").read_text()
+    assert run(["robustness", "tags", "one", "data"]) == 2
+    assert "models to compare must be for one task, got tags for multi-label, one for classification" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -25,6 +25,16 @@ def write_image(path: Path, number: int, size: tuple[int, int] = (24, 20)) -> Pa
     return path
 
 
+def write_label_table(root: Path, label_sets: list[str], split: str = "test") -> Path:
+    """Write ``root/labels.csv`` and its images, with their labels joined by ``;``."""
+    rows = ["file,labels,split"]
+    for number, labels in enumerate(label_sets):
+        write_image(root / f"{number}.png", number)
+        rows.append(f"{number}.png,{labels},{split}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    return root / "labels.csv"
+
+
 def write_class_folders(root: Path, counts: dict[str, int], first: int = 0) -> Path:
     """Write ``root/NAME/0.jpg`` ..., a given number of images per class."""
     number = first

@@ -10,21 +10,24 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from PIL import Image
+from sklearn.metrics import label_ranking_average_precision_score  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.data.images import write_class_folders
+from tests.data.images import write_class_folders, write_label_table
 from tests.evaluation.test_classification import LABELS, image_folder, random_model
-from tests.small_models import small_vit
+from tests.small_models import multi_label_vit, small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.data.sources.open import open_dataset
-from vitrail.data.transforms import normalise
+from vitrail.data.transforms import normalise, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.evaluation.corruptions import corruption_suite
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.robustness import (
     RobustnessResult,
+    check_models,
     common_grid,
     comparability_notes,
     compare_robustness,
@@ -164,6 +167,37 @@ def test_models_of_other_sizes_can_be_compared(data: DatasetSplits) -> None:
     assert all(each.difference == 0 and each.interval == (0, 0) for each in compare_robustness(small, small).values())
     with pytest.raises(VitrailError, match="not the same images"):
         compare_robustness(small, evaluate_robustness(random_model(1), data, limit=5))
+
+
+def test_several_labels_are_scored_by_their_ranking_matched_by_name(tmp_path: Path) -> None:
+    """Two routes: every version of every image is ranked alone, by scikit-learn."""
+    sets = ["elk;bee", "", "bee", "ant;elk;bee", "elk", "ant"]
+    table, model = write_label_table(tmp_path, sets), multi_label_vit(3)
+    result = evaluate_robustness(model, str(table), batch_size=4)
+    assert list(result.scores) == ["clean", *NAMES, "all"]
+    assert model.class_names is not None
+    for number, labels in enumerate(sets):
+        image = Image.open(tmp_path / f"{number}.png")
+        resized = torch.from_numpy(resize_and_crop(image, Preprocess((12, 15)))).permute(2, 0, 1)[None].contiguous()
+        versions = [resized]
+        for kind in result.corruptions:
+            versions += kind.iter_severities(resized, np.array([number]), 0)
+        truth = np.array([[name in labels.split(";") for name in model.class_names]])
+        with torch.inference_mode():
+            scores = [
+                label_ranking_average_precision_score(truth, model(normalise(one.float(), Preprocess((12, 15)))))
+                for one in versions
+            ]
+        assert result.image_scores[number] == pytest.approx(scores)
+    assert 0 < result.clean < 1
+    assert result.clean == pytest.approx(result.image_scores[:, 0].mean())
+    single = random_model()
+    with pytest.raises(VitrailError, match="has several labels per image, and the model predicts one"):
+        evaluate_robustness(single, open_dataset(str(table)))
+    folder = image_folder(tmp_path / "folder", "bee", "elk")  # a folder has one label per image, which is a set, too
+    assert evaluate_robustness(model, folder).image_score.key == "ranking_precision"
+    with pytest.raises(VitrailError, match=r"must be for one task, got .* for multi-label, .* for classification"):
+        check_models([TorchPredictor(model), TorchPredictor(single)], open_dataset(folder), "test", (2, 3))
 
 
 def test_training_mode_is_restored_and_retained_accuracy_needs_a_clean_one(data: DatasetSplits) -> None:

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics  # type: ignore[import-untyped]
+from sklearn import metrics
 from torch import Tensor
 
 from vitrail.tasks.label_metrics import (

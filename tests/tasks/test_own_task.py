@@ -6,7 +6,7 @@ No line of ``src`` knows it: what differs from classification is in the three cl
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,7 +28,9 @@ from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Dataset
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import TorchPredictor
+from vitrail.report.robustness_page import robustness_page
 from vitrail.serve.app import create_serve_app
+from vitrail.tasks.task import ImageScore
 from vitrail.training.trained_run import TrainedRun
 
 
@@ -61,6 +63,7 @@ class BrightnessTask(vitrail.Task):
     lower_is_better: ClassVar[bool] = True
     output_name: ClassVar[str] = "levels"
     prediction_class: ClassVar = Level
+    image_score: ClassVar = ImageScore("absolute_error", "absolute error", lower_is_better=True, is_fraction=False)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Tensor:
         values = [float(dataset.target(int(index))) for index in indices]
@@ -71,6 +74,9 @@ class BrightnessTask(vitrail.Task):
 
     def metrics(self, outputs: Tensor, targets: Any) -> dict[str, float]:
         return {"mae": (outputs[:, 0] - targets).abs().mean().item()}
+
+    def image_scores(self, outputs: Tensor, targets: Any) -> Tensor:
+        return self.config.scale * (outputs[:, 0] - targets).abs()
 
     def predictions(self, outputs: Tensor, top_k: int) -> list[Level]:
         return [Level(level=self.config.scale * value) for value in outputs[:, 0].tolist()]
@@ -113,8 +119,6 @@ def test_it_is_evaluated_by_its_own_metric(
     assert vitrail.evaluate(trained.model, PAIRS).metrics == pytest.approx(trained.metrics)
     with pytest.raises(VitrailError, match=r"test-time augmentation needs a classifier, and .* is a model for test-brightness"):
         vitrail.evaluate(trained.model, PAIRS, tta="flip")
-    with pytest.raises(VitrailError, match="robustness needs a classifier"):
-        vitrail.evaluate_robustness(trained.model, PAIRS)
     for data, problem in (
         (str(write_images(tmp_path / "images")), "has no targets, which test-brightness needs; give pairs"),
         ([(image, index % 2) for index, image in enumerate(IMAGES)], "are classes, which test-brightness cannot learn"),
@@ -133,6 +137,21 @@ def test_it_is_evaluated_by_its_own_metric(
         assert run_command(["evaluate", str(trained.folder), "pairs", *options]) == 0
         printed = capsys.readouterr().out
         assert json.loads(printed)["mae"] == pytest.approx(mae) if options else f"{mae:.4g}" in printed
+
+
+def test_its_error_under_corruptions_is_measured(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = vitrail.evaluate_robustness(trained.model, PAIRS, "test")
+    assert result.clean == pytest.approx(255 * trained.metrics["mae"])
+    assert result.mean > result.clean  # black cells change the brightness
+    assert result.retained > 1
+    assert result.scores["clean"].interval[1] > 1  # not a fraction
+    page = robustness_page({"one": result, "two": replace(result, scores=result.scores)})
+    assert f">{result.mean:.4g}<" in page
+    assert "mean corrupted absolute error" in page
+    assert "%" not in page.split("<h2>Table</h2>")[1].split("<td>")[3]
+    monkeypatch.setattr(BrightnessTask, "image_score", None)
+    with pytest.raises(VitrailError, match="a model for test-brightness has no score of an image"):
+        vitrail.evaluate_robustness(trained.model, PAIRS)
 
 
 def write_images(folder: Path) -> Path:

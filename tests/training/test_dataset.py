@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.training.small_run import recipe, write_noise_images
+from vitrail.data.preprocess import Fit, vit_preprocess
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.errors import VitrailError
 from vitrail.recipes.recipe import Recipe
 from vitrail.training import dataset as module
 from vitrail.training.callbacks import Callback
+from vitrail.training.crop_warning import crop_warning
 from vitrail.training.dataset import check_training_data, data_warnings, load_training_data, open_training_data
 from vitrail.training.trainer import Hardware, fit
 
@@ -74,3 +77,20 @@ def test_images_without_a_label_are_neither_trained_on_nor_evaluated(tmp_path: P
     assert [len(part) for part in opened_data.splits.values()] == [12, 4, 0]
     assert "3 of test have no label and are skipped" in opened_data.notes
     assert fit(recipe_on(tmp_path), tmp_path / "run", hardware=Hardware(workers=0)).result["reported_on"] == "validation"
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "lost"), [((20, 60), "crop", "70%"), ((20, 60), "stretch", ""), ((20, 26), "crop", "")]
+)
+def test_a_crop_that_loses_much_is_said(size: tuple[int, int], how: Fit, lost: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
+    report = check_training_data(open_training_data(recipe_on(tmp_path)), recipe_on(tmp_path))
+    warnings = list(crop_warning(report, vit_preprocess((16, 16)).with_fit(how)))
+    if lost:
+        assert f"loses {lost} of an image of the median size, 20x60" in warnings[0]
+    else:
+        assert not warnings

@@ -24,6 +24,7 @@ from vitrail.bench.reference_training import (
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
+from vitrail.evaluation.linear_probe import LinearProbeResult
 from vitrail.evaluation.probe import probe
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
@@ -104,7 +105,7 @@ def benchmark_finetune(
     needed = seconds_to_reach(bar, ours)
     with quiet_loading():
         probed = probe(load(weights), data, ("linear",), progress=progress).linear
-    assert probed is not None
+    assert isinstance(probed, LinearProbeResult)
     return FinetuneSpeed(
         mean(run.test for run in ours), bar, probed.accuracy, needed, budget, None if needed is None else needed / budget,
         ours, peer, cost,

@@ -10,9 +10,13 @@ from vitrail.cli.options import (
     DropPatchesOption,
     ImageSizeOption,
     JsonOption,
+    LabelsColumnOption,
     MergeTokensOption,
     RunsAndDataArgument,
+    SeparatorOption,
     SplitOption,
+    TargetOption,
+    column_options,
     select_speedups,
     warn_about_compiling,
 )
@@ -23,6 +27,7 @@ from vitrail.errors import VitrailError, printable
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.classification import ClassificationEvaluation, PairedComparison
+    from vitrail.evaluation.resampled import ResampledEvaluation
     from vitrail.evaluation.split_runner import Evaluation
     from vitrail.inference.predictor import Predictor
 
@@ -34,6 +39,9 @@ METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
 def evaluate(
     runs_and_data: RunsAndDataArgument,
     split: SplitOption = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     tta: Annotated[
         Literal["flip", "crops"] | None,
         model_option(help="Test-time augmentation: average over the horizontal flip, or ten crops."),
@@ -52,9 +60,11 @@ def evaluate(
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.leakage import open_for_evaluation
+    from vitrail.evaluation.resampled import ResampledEvaluation
     from vitrail.inference.load import load_predictor
     from vitrail.system import select_device
 
@@ -64,13 +74,19 @@ def evaluate(
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     warn_about_compiling(speedups)
     with progress_bars() as on_progress:
-        source = open_for_evaluation(data, predictors[0], on_progress)
+        columns = choose_columns(labels_column, separator, target)
+        source = open_for_evaluation(data, predictors[0], on_progress, columns)
         for run, predictor in zip(runs, predictors, strict=True):
             _check_model(run if len(runs) > 1 else "", predictor, source, split)
         for number, predictor in enumerate(predictors, 1):
             on_model_progress = numbered_progress(on_progress, number, len(runs))
             results.append(evaluate(predictor.to(target_device), source, split, tta, batch, workers, on_model_progress))
             predictor.to(select_device("cpu"))
+    if all(
+        isinstance(result, ResampledEvaluation) and result.bootstrap.keys() == results[0].bootstrap.keys() for result in results
+    ):
+        _report_resampled(runs, predictors, results, json)
+        return
     if not all(isinstance(result, ClassificationEvaluation) for result in results):
         _report_metrics(runs, predictors, results, json)
         return
@@ -110,6 +126,67 @@ def _report_metrics(runs: list[str], predictors: "list[Predictor]", results: "li
         table = make_table("metric", "#value")
         for name, value in result.metrics.items():
             add_row(table, name, f"{value:.2%}" if name in predictor.task.fractions else f"{value:.4g}")
+        make_console().print(table)
+
+
+def _report_resampled(runs: list[str], predictors: "list[Predictor]", results: "list[ResampledEvaluation]", json: bool) -> None:
+    """Report metrics with intervals, and compare the other models with the first."""
+    from vitrail.evaluation.resampled import compare_resampled
+
+    pairs = [compare_resampled(results[0], other) for other in results[1:]]
+    if json:
+        rows = [
+            {"model": run, **_base_json(result), **result.metrics, "interval": result.intervals, **result.details}
+            for run, result in zip(runs, results, strict=True)
+        ]
+        paired = [
+            {"first": runs[0], "other": run, **{name: asdict(each) for name, each in pair.items()}}
+            for run, pair in zip(runs[1:], pairs, strict=True)
+        ]
+        print_json(rows[0] if len(rows) == 1 else {"runs": rows, "paired": paired})
+        return
+    task = predictors[0].task
+    fractions = task.fractions
+    for run, result in zip(runs, results, strict=True):
+        _print_header(result, f", model {printable(run)}" if len(runs) > 1 else "")
+        table = make_table("metric", "#value", "#95 % CI")
+        for name, value in result.metrics.items():
+            low_high = result.intervals.get(name)
+            ends = "" if low_high is None else " to ".join(format_value(end, name in fractions) for end in low_high)
+            add_row(table, task.metric_titles.get(name, name), format_value(value, name in fractions), ends)
+        make_console().print(table)
+        _print_rows(result)
+    for run, pair in zip(runs[1:], pairs, strict=True):
+        table = make_table("metric", "#difference", "#95 % CI", "#p", title=f"{printable(run)} minus {printable(runs[0])}")
+        for name, each in pair.items():
+            ends = " to ".join(format_value(end, name in fractions, signed=True) for end in each.interval)
+            add_row(
+                table,
+                task.metric_titles.get(name, name),
+                format_value(each.difference, name in fractions, signed=True),
+                ends,
+                f"{each.p:.2g}",
+            )
+        make_console().print(table)
+
+
+def format_value(value: float, is_fraction: bool, signed: bool = False) -> str:
+    """Format a fraction as a percentage, or any other number."""
+    sign = "+" if signed else ""
+    return f"{100 * value:{sign}.2f}{'' if signed else '%'}" if is_fraction else f"{value:{sign}.4g}"
+
+
+def _print_rows(result: "ResampledEvaluation") -> None:
+    """Print the classes of lowest average precision."""
+    rows = [row for row in result.details.get("classes", ()) if row["support"]]
+    lowest = sorted(rows, key=lambda row: row["ap"])[:MAX_PRINTED_ROWS]
+    table = make_table(
+        "class", "#images", "#AP", "#threshold", "#precision", "#recall", "#F1", title="Classes of lowest average precision"
+    )
+    for row in lowest if len(rows) > 1 else ():
+        scores = (f"{row[name]:.1%}" for name in ("precision", "recall", "f1"))
+        add_row(table, printable(row["name"]), f"{row['support']:,}", f"{row['ap']:.1%}", f"{row['threshold']:.3f}", *scores)
+    if table.row_count:
         make_console().print(table)
 
 
@@ -197,7 +274,7 @@ def _print_header(result: "Evaluation", classes: str = "") -> None:
         soft_wrap=True,
     )
     for note in result.notes:
-        screen.print(f"  {printable(note)}", soft_wrap=True)
+        screen.print(f"  {printable(column_options(note))}", soft_wrap=True)
 
 
 def _count_classes(result: "ClassificationEvaluation") -> str:

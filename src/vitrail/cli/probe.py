@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import BatchOption, JsonOption, ModelArgument
+from vitrail.cli.options import (
+    BatchOption,
+    JsonOption,
+    LabelsColumnOption,
+    ModelArgument,
+    SeparatorOption,
+    TargetOption,
+    column_options,
+)
 from vitrail.cli.panels import data_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.columns import Columns
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.probe import ProbeResult, SuiteEntry
     from vitrail.inference.predictor import Predictor
@@ -26,6 +35,9 @@ def probe(
     suite: Annotated[
         Path | None, data_option(metavar="FILE.toml", help="File that lists several datasets, instead of one.")
     ] = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     protocol: Annotated[
         list[str] | None, run_option(metavar="NAME", help="Protocol to run: fewshot, knn or linear; repeatable, default: all.")
     ] = None,
@@ -38,10 +50,13 @@ def probe(
     if (source is None) == (suite is None):
         raise VitrailError("name one dataset or one suite: vitrail probe MODEL DATA, or vitrail probe MODEL --suite FILE.toml")
 
+    from vitrail.data.sources.columns import ANY_COLUMNS, choose_columns
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
     from vitrail.inference.load import load_predictor
 
+    chosen = choose_columns(labels_column, separator, target)
+    columns = None if chosen == ANY_COLUMNS else chosen
     protocols = check_protocols(protocol or PROTOCOLS)
     entries = (
         (SuiteEntry(str(source), str(source), "", protocols),)
@@ -52,7 +67,7 @@ def probe(
     results = []
     with progress_bars() as on_progress:
         datasets = [
-            _open_dataset(entry, predictor, on_progress, suite) for entry in entries
+            _open_dataset(entry, predictor, on_progress, suite, columns) for entry in entries
         ]  # so that a missing dataset is reported before the work
     for entry, data in zip(entries, datasets, strict=True):
         with progress_bars() as on_progress:
@@ -63,12 +78,14 @@ def probe(
         _print_suite(model, suite, entries, results, json)
 
 
-def _open_dataset(entry: "SuiteEntry", predictor: "Predictor", on_progress: Any, suite: Path | None) -> "DatasetSplits":
+def _open_dataset(
+    entry: "SuiteEntry", predictor: "Predictor", on_progress: Any, suite: Path | None, columns: "Columns | None"
+) -> "DatasetSplits":
     from vitrail.evaluation.leakage import open_like_training
     from vitrail.evaluation.probe import select_eval_split
 
     try:
-        data = open_like_training(entry.source, predictor, on_progress)
+        data = open_like_training(entry.source, predictor, on_progress, columns=columns)
         select_eval_split(data, entry.protocols)
     except VitrailError as error:
         raise VitrailError(str(error) if suite is None else f"{entry.name} of {suite}: {error}") from None
@@ -90,14 +107,19 @@ def _restrict_protocols(entries: "tuple[SuiteEntry, ...]", protocols_wanted: tup
 def _print_result(model: str, result: "ProbeResult") -> None:
     screen = make_console()
     sheet = make_table(
-        "protocol", "setting", "#accuracy", "#std", title=printable(f"{model} on {result.dataset}: {result.eval_split}")
+        "protocol",
+        "setting",
+        "#accuracy" if result.metric == "accuracy" else "#mAP",
+        "#std",
+        title=printable(f"{model} on {result.dataset}: {result.eval_split}"),
     )
     for shots in result.fewshot or ():
         add_row(sheet, "few-shot", f"{shots.shots} shots per class", f"{shots.accuracy:.2%}", f"± {shots.std:.2%}")
     for neighbours, accuracy in (result.knn or {}).items():
         add_row(sheet, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
     if result.linear is not None:
-        add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{result.linear.accuracy:.2%}", "")
+        score = getattr(result.linear, result.metric)
+        add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{score:.2%}", "")
     screen.print(sheet)
     counts = ", ".join(f"{count:,} {split}" for split, count in result.num_images.items())
     screen.print(
@@ -105,7 +127,7 @@ def _print_result(model: str, result: "ProbeResult") -> None:
         + (f"; {result.unreadable_images:,} unreadable" if result.unreadable_images else "")
     )
     for note in result.notes:
-        screen.print(printable(f"note: {note}"), soft_wrap=True)
+        screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
 
 
 def _print_suite(model: str, suite: Path, entries: "tuple[SuiteEntry, ...]", results: "list[ProbeResult]", json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``vitrail robustness``: accuracy under common corruptions, for one model or several side by side."""
+"""``vitrail robustness``: the score of a model under common corruptions, for one model or several side by side."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,18 +8,32 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.evaluate import numbered_progress
-from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption, check_output_file, parse_size
+from vitrail.cli.options import (
+    BatchOption,
+    JsonOption,
+    LabelsColumnOption,
+    RunsAndDataArgument,
+    SeparatorOption,
+    SplitOption,
+    TargetOption,
+    check_output_file,
+    parse_size,
+)
 from vitrail.cli.panels import corruptions_option, data_option, output_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
     from vitrail.evaluation.robustness import RobustnessDifference, RobustnessResult
+    from vitrail.tasks.task import ImageScore
 
 
 def robustness(
     runs_and_data: RunsAndDataArgument,
     split: SplitOption = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     out: Annotated[
         Path | None, output_option(metavar="FILE.html", help="Write an HTML page with plots and sample images.")
     ] = None,
@@ -48,6 +62,7 @@ def robustness(
     if out is not None:
         check_output_file(out, "--out", data, (".html",))
 
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.evaluation.leakage import open_for_evaluation
     from vitrail.evaluation.robustness import (
         check_models,
@@ -55,15 +70,16 @@ def robustness(
         comparability_notes,
         compare_robustness,
         evaluate_robustness,
+        require_image_scores,
     )
     from vitrail.inference.load import load_predictor
-    from vitrail.inference.predictor import require_classifier
     from vitrail.system import select_device
 
     target_device, names, results = select_device(device), _short_names(runs), []
     with progress_bars() as on_progress:
-        models = [require_classifier(load_predictor(run, device="cpu"), "robustness") for run in runs]
-        source = open_for_evaluation(data, models[0], on_progress)
+        models = [require_image_scores(load_predictor(run, device="cpu")) for run in runs]
+        columns = choose_columns(labels_column, separator, target)
+        source = open_for_evaluation(data, models[0], on_progress, columns)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)
         for number, model in enumerate(models, 1):
@@ -143,9 +159,12 @@ def _model_json(result: "RobustnessResult") -> dict[str, Any]:
                 "severities": list(range(1, len(corruption.strengths) + 1)),
                 "strengths": corruption.strengths,
                 "unit": corruption.unit,
-                **{name: value for name, value in vars(result.scores[corruption.name]).items() if name != "title"},
+                result.image_score.key: score.by_severity,
+                "mean": score.mean,
+                "interval": score.interval,
+                "retained": score.retained,
             }
-            for corruption in result.corruptions
+            for corruption, score in ((each, result.scores[each.name]) for each in result.corruptions)
         },
     }
 
@@ -163,6 +182,7 @@ def _print_results(
     )
     for note in (*first.notes, *notes):
         screen.print(f"  {printable(note)}", soft_wrap=True)
+    measure, ratio = first.image_score, "of clean" if first.image_score.lower_is_better else "retained"
     severities = [str(number) for number in range(1, MAX_SEVERITIES + 1)]
     model_column, interval_column, difference_column = (
         (["model"], [], ["#difference"]) if differences else ([], ["#95 % CI"], [])
@@ -173,25 +193,27 @@ def _print_results(
         *(f"#{severity}" for severity in severities),
         "#mean",
         *interval_column,
-        "#retained",
+        f"#{ratio}",
         *difference_column,
     )
     for name in first.scores:
         for number, (model, result) in enumerate(results_by_name.items()):
             score = result.scores[name]
-            cells = [f"{right:.1%}" for right in score.top1] + [""] * (len(severities) - len(score.top1))
-            low, high = score.interval
+            cells = [measure.format(value) for value in score.by_severity]
+            cells += [""] * (len(severities) - len(score.by_severity))
+            low, high = map(measure.format, score.interval)
             own = [printable(model)] if differences else []
-            rest = [f"{score.mean:.1%}"] if differences else [f"{score.mean:.1%}", f"{low:.1%} to {high:.1%}"]
+            rest = [measure.format(score.mean), *([] if differences else [f"{low} to {high}"])]
             rest.append("" if name == "clean" else f"{score.retained:.1%}")
-            rest += [_format_difference(differences[number - 1][name]) if number else ""] if differences else []
+            rest += [_format_difference(differences[number - 1][name], measure) if number else ""] if differences else []
             add_row(sheet, "" if number else score.title, *own, *cells, *rest)
     screen.print(sheet)
-    screen.print("retained: mean accuracy as a fraction of the accuracy on clean images", soft_wrap=True)
+    screen.print(f"{ratio}: mean {measure.title} as a fraction of the {measure.title} on clean images", soft_wrap=True)
     if differences:
-        screen.print("difference: mean minus that of the first model, in percentage points, with its 95 % CI", soft_wrap=True)
+        unit = " in percentage points," if measure.is_fraction else ""
+        screen.print(f"difference: mean minus that of the first model,{unit} with its 95 % CI", soft_wrap=True)
 
 
-def _format_difference(difference: "RobustnessDifference") -> str:
-    low, high = difference.interval
-    return f"{100 * difference.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+def _format_difference(difference: "RobustnessDifference", measure: "ImageScore") -> str:
+    low, high = map(measure.format_difference, difference.interval)
+    return f"{measure.format_difference(difference.difference)} ({low} to {high})"

@@ -16,7 +16,7 @@ from vitrail.data.band_files import BandFormat, array_format
 from vitrail.data.band_statistics import find_bands
 from vitrail.data.decode import decode, decode_bands, to_pil
 from vitrail.data.pack_reader import DTYPES, FORMAT, VERSION, pack_checksum
-from vitrail.data.sources.dataset import Dataset, Progress
+from vitrail.data.sources.dataset import Dataset, Progress, select_images
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
 from vitrail.system import available_cores
@@ -76,9 +76,13 @@ def _write(
     progress: Progress | None,
     workers: int | None,
 ) -> None:
-    class_names = next(iter(splits.values())).class_names
-    metadata = {"format": FORMAT, "version": VERSION, "names": json.dumps(class_names), "provenance": json.dumps(provenance)}
-    header_bytes = len(json.dumps({"__metadata__": metadata})) + 600 * max(len(splits), 1) + 200
+    first = next(iter(splits.values()))
+    metadata = {
+        "format": FORMAT, "version": VERSION, "names": json.dumps(first.class_names), "provenance": json.dumps(provenance),
+    }  # fmt: skip
+    if first.target_names:
+        metadata["targets"] = json.dumps(first.target_names)
+    header_bytes = len(json.dumps({"__metadata__": metadata})) + 800 * max(len(splits), 1) + 200
     header_bytes += -header_bytes % 4096
     file.write(bytes(8 + header_bytes))
     digest, entries, end = hashlib.sha256(), {}, 0
@@ -95,7 +99,7 @@ def _write(
     dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
     total, done = sum(map(len, splits.values())), 0
     for split, dataset in splits.items():
-        labels, shapes, starts, begin = [], [], [0], end
+        packed, shapes, starts, begin = [], [], [0], end
         for index, item in _encode_images(dataset, bands, size, store, workers):
             done += 1
             if progress and (done % CHUNK == 0 or done == total):
@@ -106,16 +110,17 @@ def _write(
             content = item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes()
             append("", content, "U8", [])
             starts.append(starts[-1] + len(content) // dtype.itemsize)
-            labels.append(int(dataset.labels[index]))
+            packed.append(index)
             shapes.append(item.shape if isinstance(item, ndarray) else (0, 0, 0))
         entries.pop("", None)
-        report.counts[split] = len(labels)
+        report.counts[split] = len(packed)
         uniform = store == "pixels" and len(set(shapes)) <= 1
-        array_shape = [len(labels), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
+        array_shape = [len(packed), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
         name = "pixels" if uniform else "files" if store == "jpeg" else "bytes"
         entries[f"{split}.{name}"] = {"dtype": dtype_name, "shape": array_shape, "data_offsets": [begin, end]}
         append(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # aligns the int64 arrays that follow
-        append(f"{split}.labels", np.array(labels, "<i8").tobytes(), "I64", [len(labels)])
+        for target, array in _target_arrays(select_images(dataset, np.array(packed, np.int64))).items():
+            append(f"{split}.{target}", array.tobytes(), "F64" if array.dtype.kind == "f" else "I64", list(array.shape))
         if not uniform:
             append(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
         if name == "bytes":
@@ -125,6 +130,16 @@ def _write(
     assert len(header) <= header_bytes, "the space reserved for the header is too small"
     file.seek(0)
     file.write(header_bytes.to_bytes(8, "little") + header.ljust(header_bytes))
+
+
+def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
+    """Return the arrays of the targets: labels, label sets as ``members`` and ``ends``, or numbers."""
+    arrays = {"labels": dataset.labels.astype("<i8")}
+    if (label_sets := dataset.label_sets) is not None:
+        arrays |= {"members": label_sets.members.astype("<i8"), "ends": label_sets.ends.astype("<i8")}
+    elif dataset.target_names:
+        arrays["numbers"] = np.asarray(dataset.targets, "<f8").reshape(len(dataset), len(dataset.target_names))
+    return arrays
 
 
 def _encode_images(

@@ -6,7 +6,8 @@ resamples, so that the differences of their scores are paired. b images, r resam
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -42,20 +43,33 @@ def bootstrap_scores(
 
 def bootstrap_means(table: Float[ndarray, "b c"], resamples: int = NUM_RESAMPLES, seed: int = 0) -> Float[ndarray, "r c"]:
     """Return the mean of every column over each resample of the images."""
-    num_images = len(table)
+    return np.concatenate([counts @ table / len(table) for counts in iter_resamples(len(table), resamples, seed)])
+
+
+def iter_resamples(num_images: int, resamples: int = NUM_RESAMPLES, seed: int = 0) -> Iterator[Int[ndarray, "r b"]]:
+    """Yield how often each image occurs in each resample, some resamples at a time."""
     generator, chunk = np.random.default_rng(seed), max(RESAMPLE_CHUNK_NUMEL // num_images, 1)
-    means = []
     for start in range(0, resamples, chunk):
         count_now = min(chunk, resamples - start)
         picked = generator.integers(0, num_images, (count_now, num_images)) + num_images * np.arange(count_now)[:, None]
-        means.append(
-            np.bincount(picked.ravel(), minlength=count_now * num_images).reshape(count_now, num_images) @ table / num_images
-        )
-    return np.concatenate(means)
+        yield np.bincount(picked.ravel(), minlength=count_now * num_images).reshape(count_now, num_images)
 
 
 def percentile_interval(samples: Float[ndarray, " r"]) -> tuple[float, float]:
     low, high = np.quantile(samples, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+    return float(low), float(high)
+
+
+def bias_corrected_interval(samples: Float[ndarray, " r"], value: float) -> tuple[float, float]:
+    """Return the bias-corrected percentile interval (Efron 1981) of a score whose resamples are biased.
+
+    Average precision is: a resample repeats images, and images that are repeated next to each other rank better.
+    """
+    normal, resamples = NormalDist(), len(samples)
+    below = ((samples < value).sum() + (samples == value).sum() / 2) / resamples
+    shift = 2 * normal.inv_cdf(float(np.clip(below, 1 / resamples, 1 - 1 / resamples)))
+    ends = (normal.cdf(shift + normal.inv_cdf((1 + sign * CONFIDENCE_LEVEL) / 2)) for sign in (-1, 1))
+    low, high = np.quantile(samples, list(ends))
     return float(low), float(high)
 
 

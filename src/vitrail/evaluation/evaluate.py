@@ -9,14 +9,17 @@ from functools import singledispatch
 from typing import Any
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
+from vitrail.errors import VitrailError
 from vitrail.evaluation.classification import evaluate_classifier
 from vitrail.evaluation.label_matching import select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
+from vitrail.evaluation.multi_label import evaluate_multi_label
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
 from vitrail.evaluation.tta import TTAMode, TTAPredictor
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import require_classifier, require_outputs
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.task import Task, require_targets
 
 DEFAULT_BATCH_SIZE = 64
@@ -33,7 +36,8 @@ def evaluate(
 ) -> Any:
     """Evaluate on a split: test, validation, train or all; None: the first of test, validation and all that has images.
 
-    Returns the ``Evaluation`` of the model's task: metrics and notes, and for a classifier all of ``ClassificationEvaluation``.
+    Returns the ``Evaluation`` of the model's task: metrics and notes; of one label per image, all of
+    ``ClassificationEvaluation``, of several a ``ResampledEvaluation``.
     ``data`` is what ``vitrail.open_dataset`` opens, also an object with images and targets by index. ``tta``, for a
     classifier, is ``"flip"`` or ``"crops"``. If the dataset has a validation split that is not the one evaluated, the
     temperature of a classifier is fitted on it.
@@ -66,4 +70,9 @@ def evaluate_task(task: Task, runner: SplitRunner, data: DatasetSplits, split: s
 
 @evaluate_task.register
 def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
+    if source.label_sets is not None:
+        raise VitrailError(f"{data.name} has several labels per image, and {runner.predictor.source} predicts one")
     return evaluate_classifier(runner, data, split, source)
+
+
+evaluate_task.register(MultiLabelTask, evaluate_multi_label)

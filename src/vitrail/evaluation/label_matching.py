@@ -7,9 +7,18 @@ from numpy import ndarray
 
 from vitrail.data.class_names import imagenet_synsets, is_imagenet
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, class_counts, select_images
+from vitrail.data.sources.dataset import (
+    Dataset,
+    DatasetSplits,
+    Subset,
+    as_label_sets,
+    class_counts,
+    select_images,
+    with_label_sets,
+)
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
+from vitrail.tasks.task import require_targets
 
 SPLITS = ("test", "validation", "train", "all")
 
@@ -50,6 +59,24 @@ def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
             )
         mapping[label] = indices_by_name[name][0]
     return mapping
+
+
+def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
+    """Return the dataset with its labels numbered by the model's classes, for ``Task.targets``; other targets as they are."""
+    task = predictor.task
+    if not task.has_classes:
+        require_targets(task, source, data)
+        return source
+    if task.config.several_labels:
+        source = as_label_sets(source)
+    elif source.label_sets is not None:
+        raise VitrailError(f"{data} has several labels per image, and {predictor.source} predicts one; name another model")
+    classes = match_classes(source, predictor, data)
+    if (label_sets := source.label_sets) is not None:
+        renumbered = label_sets.renumbered(classes, len(predictor.class_names))
+        return with_label_sets(source, renumbered, predictor.class_names)
+    numbering = np.append(classes, -1)  # the last stands for no label
+    return Subset(source, np.arange(len(source)), numbering[source.labels], predictor.class_names)
 
 
 def _other_names(source: Dataset, class_names: Sequence[str]) -> dict[str, int]:

@@ -5,29 +5,48 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.config import parse_value
-from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
 
 
 def open_like_training(
-    data: Any, predictor: Predictor, progress: Progress | None = None, labelled: bool = True
+    data: Any,
+    predictor: Predictor,
+    progress: Progress | None = None,
+    labelled: bool = True,
+    columns: Columns | None = None,
 ) -> DatasetSplits:
-    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
-    columns, fractions = training_columns(predictor, data), _training_fractions(predictor)
-    return open_dataset(data, columns=columns, split_fractions=fractions, labelled=labelled, progress=progress)
+    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same; those
+    of its fold, if it is a model of a cross-validation.
+
+    ``columns`` of a table's targets: None means those of the training, or of a dataset that is new to the model, as found.
+    """
+    columns = _training_columns(predictor, data) if columns is None else columns
+    fractions, fold = _training_fractions(predictor), predictor.metadata.get("recipe", {}).get("fold")
+    opened = open_dataset(data, columns=columns, split_fractions=fractions, labelled=labelled, progress=progress)
+    if fold is None or not _was_trained_on(predictor, opened.name):
+        return opened
+    return fold_splits(opened, parse_value(fold, Fold, "fold"), fractions.validation, progress)
 
 
-def open_for_evaluation(data: Any, predictor: Predictor, progress: Progress | None = None) -> DatasetSplits:
-    """Open a dataset to evaluate a model on; one without splits of its own, new to the model, is evaluated as a whole."""
+def open_for_evaluation(
+    data: Any, predictor: Predictor, progress: Progress | None = None, columns: Columns = ANY_COLUMNS
+) -> DatasetSplits:
+    """Open a dataset to evaluate a model on; one without splits of its own, new to the model, is evaluated as a whole.
+
+    ``columns`` of a table's targets; what they leave open is as in the training of the model.
+    """
     source, labelled = as_source(data, progress=progress), predictor.task.config.labelled
+    columns = _evaluation_columns(predictor, source, columns)
     if _was_trained_on(predictor, source_name(source)):
-        return open_like_training(source, predictor, progress, labelled)
-    opened = open_dataset(source, columns=training_columns(predictor, source), labelled=labelled, progress=progress)
+        return open_like_training(source, predictor, progress, labelled, columns)
+    opened = open_dataset(source, columns=columns, labelled=labelled, progress=progress)
     if opened is data or opened.split_fractions is None or not opened.split_fractions.test:
         return opened
     nothing = empty_dataset(opened.train)
@@ -69,14 +88,24 @@ def _was_trained_on(predictor: Predictor, data_name: str) -> bool:
     return name == data_name or (os.path.exists(name) and os.path.exists(data_name) and os.path.samefile(name, data_name))
 
 
-def training_columns(predictor: Predictor, data: Any) -> Columns:
-    """Return how a table's targets are read for a model: as in its training, where their column may have had another name."""
-    recorded = predictor.metadata.get("recipe", {}).get("columns", {})
-    columns = parse_value(recorded, Columns, "columns")
-    if not isinstance(data, str | os.PathLike) or not _was_trained_on(predictor, source_name(data)):
-        columns = columns.for_other_data
-    several = predictor.task.config.several_labels if predictor.has_outputs else None
-    return columns if columns.targets or several is None else replace(columns, several=several)
+def _training_columns(predictor: Predictor, data: Any) -> Columns:
+    """Return where a table's targets were found when the model was trained on it; of other data nothing is known."""
+    trained_on = isinstance(data, str | os.PathLike) and _was_trained_on(predictor, source_name(data))
+    return _recorded_columns(predictor) if trained_on else ANY_COLUMNS
+
+
+def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Columns:
+    """Return how a table's targets are read to evaluate a model: as it was trained, where nothing else is said."""
+    if columns.targets or predictor.task.config.several_labels is None:
+        return columns if columns.targets else replace(ANY_COLUMNS, targets=_recorded_columns(predictor).targets)
+    trained = _training_columns(predictor, data)
+    trained = trained if trained != ANY_COLUMNS else _recorded_columns(predictor).for_other_data
+    several = predictor.task.config.several_labels
+    return Columns(columns.labels or trained.labels, columns.separator or trained.separator, several)
+
+
+def _recorded_columns(predictor: Predictor) -> Columns:
+    return parse_value(predictor.metadata.get("recipe", {}).get("columns", {}), Columns, "columns")
 
 
 def _training_fractions(predictor: Predictor) -> SplitFractions:

@@ -8,16 +8,20 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
 
-from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
 from vitrail.errors import VitrailError, did_you_mean, first_line
 from vitrail.evaluation.fewshot import FewShotResult, fewshot_probe
-from vitrail.evaluation.knn import knn_probe
+from vitrail.evaluation.knn import knn_label_probe, knn_probe
 from vitrail.evaluation.leakage import open_like_training
-from vitrail.evaluation.linear_probe import PENALTIES, LinearProbeResult, linear_probe
+from vitrail.evaluation.linear_probe import PENALTIES, LabelProbeResult, LinearProbeResult, linear_label_probe, linear_probe
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, Features, embed
 from vitrail.inference.load import load_predictor
 
@@ -26,7 +30,8 @@ PROTOCOLS = ("fewshot", "knn", "linear")
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies on the split ``eval_split``; None for a protocol that was not run."""
+    """Scores on the split ``eval_split``: accuracies or, of several labels per image, mean average precisions, as ``metric``
+    says. None for a protocol that was not run."""
 
     dataset: str
     eval_split: str
@@ -36,7 +41,8 @@ class ProbeResult:
     notes: tuple[str, ...]
     fewshot: tuple[FewShotResult, ...] | None = None
     knn: dict[int, float] | None = None
-    linear: LinearProbeResult | None = None
+    linear: LinearProbeResult | LabelProbeResult | None = None
+    metric: Literal["accuracy", "map"] = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ def probe(
         if len(data.splits[split]):
             embedded = embed(predictor, data.splits[split], batch_size, workers, _with_split_name(progress, split))
             features[split], unreadable = _labelled_features(embedded, data, split), unreadable + len(embedded.read_errors)
+    if data.train.label_sets is not None:
+        return _probe_labels(data, features, selected, eval_split, unreadable, notes, progress)
     train, test, classes = features["train"], features[eval_split], len(data.class_names)
     fewshot_results = fewshot_probe(train, test, classes) if "fewshot" in selected else None
     knn_accuracies = knn_probe(train, test, classes) if "knn" in selected else None
@@ -91,6 +99,44 @@ def probe(
         knn_accuracies,
         linear_result,
     )
+
+
+def _probe_labels(
+    data: DatasetSplits,
+    features: dict[str, Features],
+    protocols: Sequence[str],
+    eval_split: str,
+    unreadable: int,
+    notes: list[str],
+    progress: Progress | None,
+) -> ProbeResult:
+    """Probe several labels per image."""
+    splits = ("train", "validation" if "validation" in features else eval_split, eval_split)
+    values = [features[split].values for split in splits]
+    targets = [_label_rows(data.splits[split], features[split].indices) for split in splits]
+    linear_result = None
+    if "linear" in protocols:
+        on_progress = None if progress is None else lambda done: progress("linear probe", done, len(PENALTIES))
+        linear_result, _ = linear_label_probe(values, targets, eval_split == "test", on_progress=on_progress)
+    if "fewshot" in protocols:
+        notes = [*notes, "few-shot accuracy needs one label per image, so it is left out"]
+    return ProbeResult(
+        data.name,
+        eval_split,
+        len(data.class_names),
+        {split: len(part.indices) for split, part in features.items()},
+        unreadable,
+        (*data.notes, *notes),
+        knn=knn_label_probe(values[0], values[2], targets[0], targets[2]) if "knn" in protocols else None,
+        linear=linear_result,
+        metric="map",
+    )
+
+
+def _label_rows(dataset: Dataset, indices: ndarray) -> Float[Tensor, "n k"]:
+    label_sets = dataset.label_sets
+    assert label_sets is not None
+    return torch.from_numpy(label_sets.rows(indices)).float()
 
 
 def load_suite(path: Path) -> tuple[SuiteEntry, ...]:
@@ -117,7 +163,7 @@ def headline_metrics(result: ProbeResult) -> dict[str, float]:
     cells = {f"{few.shots}-shot": few.accuracy for few in result.fewshot or ()}
     if result.knn:
         cells["kNN"] = result.knn[min(result.knn, key=lambda count: abs(count - 20))]
-    return cells if result.linear is None else {**cells, "linear": result.linear.accuracy}
+    return cells if result.linear is None else {**cells, "linear": getattr(result.linear, result.metric)}
 
 
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -153,13 +199,13 @@ def _parse_entry(path: Path, number: int, table: dict[str, Any]) -> SuiteEntry:
 
 def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[str, list[str]]:
     """Return the split to evaluate on, with notes about it; raise an error if there is none."""
-    if not data.class_names or not any((part.labels >= 0).any() for part in data.splits.values()):
+    if not data.class_names or not any(part.has_label.any() for part in data.splits.values()):
         raise VitrailError(
             f"{data.name} has no labels, which a probe needs; name a dataset with classes (embed and search need none)"
         )
     if len(data.class_names) < 2:
         raise VitrailError(f"{data.name} has a single class, {data.class_names[0]!r}; name a dataset with two or more")
-    labelled = {split: bool((part.labels >= 0).any()) for split, part in data.splits.items()}
+    labelled = {split: bool(part.has_label.any()) for split, part in data.splits.items()}
     if not labelled["train"]:
         raise VitrailError(f"{data.name} has no labelled training images; give it a folder train")
     eval_split = "test" if labelled["test"] else "validation"
@@ -175,7 +221,7 @@ def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[st
 
 
 def _labelled_features(features: Features, data: DatasetSplits, split: str) -> Features:
-    labelled = features.labels >= 0
+    labelled = data.splits[split].has_label[features.indices]
     if not labelled.any():
         raise VitrailError(f"no labelled image of {data.name} ({split}) can be read; `vitrail data check` gives the reasons")
     return Features(features.values[labelled], features.labels[labelled], features.indices[labelled])

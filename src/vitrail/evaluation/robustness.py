@@ -1,5 +1,8 @@
 """``vitrail.evaluate_robustness``: how much of its accuracy a model keeps when its images are corrupted.
 
+What is measured is the score of each image that the model's task defines: of a classifier, whether its first prediction is
+correct; of a multi-label model, the average precision of the ranking of its labels.
+
 A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
 read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
 the other, mild to severe. Several models are compared on the same corrupted images.
@@ -24,13 +27,13 @@ from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, selec
 from vitrail.errors import VitrailError
 from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval, proportion_interval
 from vitrail.evaluation.corruptions import Corruption, GridSize, check_grid, corruption_suite
-from vitrail.evaluation.label_matching import match_classes, select_split
+from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.evaluation.split_runner import check_outputs
 from vitrail.inference.load import load_predictor
-from vitrail.inference.predictor import Predictor, require_classifier
+from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.models.config import ViTConfig, format_size
-from vitrail.tasks.classification import per_image_scores
+from vitrail.tasks.task import ImageScore
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_GRID = (8, 8)  # cells, if no model has patches
@@ -39,13 +42,18 @@ CLEAN, ALL = "clean", "all"
 
 @dataclass(frozen=True)
 class CorruptionScore:
-    """Accuracy under one corruption, mild to severe; ``retained`` is the mean as a fraction of the clean accuracy."""
+    """Mean score of the images under one corruption; ``retained`` is its mean as a fraction of the clean score."""
 
     title: str
-    top1: tuple[float, ...]  # empty without severities
+    by_severity: tuple[float, ...]  # mild to severe; empty without severities
     mean: float
     interval: tuple[float, float]  # 95 %, of the mean
     retained: float
+
+    @property
+    def top1(self) -> tuple[float, ...]:
+        """Accuracy of a classifier, mild to severe."""
+        return self.by_severity
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,21 @@ class RobustnessResult:
 
     dataset: str
     split: str
+    image_score: ImageScore  # what is measured
     grid: GridSize
     corruptions: tuple[Corruption, ...]
     scores: dict[str, CorruptionScore]
     bootstrap: dict[str, ndarray]  # bootstrap means of each score
-    correct: Bool[ndarray, "b c"]
+    image_scores: Float[ndarray, "b c"]
     indices: Int[ndarray, " b"]  # indices of the images in the split
     example_images: UInt8[Tensor, "c channels h w"]  # the first image in every column
     unreadable_images: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def correct(self) -> Bool[ndarray, "b c"]:
+        """Which images a classifier predicts correctly."""
+        return self.image_scores > 0
 
     @property
     def clean(self) -> float:
@@ -88,21 +102,37 @@ def evaluate_robustness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RobustnessResult:
-    """Evaluate the accuracy under every corruption in every severity, on a split as ``evaluate`` selects it.
+    """Evaluate the mean score of the images under every corruption in every severity, on a split as ``evaluate`` selects it.
 
     ``grid``: rows and columns of the cells that are dropped and shuffled; None: the model's patches. ``limit``: number of
     images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
     """
-    predictor = require_classifier(load_predictor(model), "robustness")
+    predictor = require_image_scores(load_predictor(model))
     _check_eight_bits(predictor)
     grid = grid or model_grid(predictor)
     check_grid(grid, predictor.preprocess.image_size)
     data = open_for_evaluation(data, predictor, progress)
-    split, labelled = select_split(data, split)
-    indices = sample_indices(len(labelled), limit, seed)
+    split, source = select_split(data, split, predictor.task.config.labelled)
+    indices = sample_indices(len(source), limit, seed)
     runner = _Runner(predictor, corruption_suite(grid), seed, progress)
-    outcomes = runner.run(select_images(labelled, indices), indices, split, data.name, batch_size, workers)
-    return _summarise(outcomes, runner.corruptions, data, split, grid, tuple(leakage_warnings(predictor, data, split)))
+    outcomes = runner.run(select_images(source, indices), indices, split, data.name, batch_size, workers)
+    warnings = tuple(leakage_warnings(predictor, data, split))
+    return _summarise(outcomes, measure_of(predictor), runner.corruptions, data, split, grid, warnings)
+
+
+def require_image_scores(predictor: Predictor) -> Predictor:
+    """Raise unless the model's task scores single images."""
+    if require_outputs(predictor).task.image_score is None:
+        kind = predictor.task.config.name
+        raise VitrailError(f"a model for {kind} has no score of an image, which robustness needs; name a classifier")
+    return predictor
+
+
+def measure_of(predictor: Predictor) -> ImageScore:
+    """Return what is measured of a model that ``require_image_scores`` accepts."""
+    score = predictor.task.image_score
+    assert score is not None
+    return score
 
 
 def _check_eight_bits(predictor: Predictor) -> None:
@@ -129,7 +159,7 @@ def sample_indices(num_images: int, limit: int | None, seed: int) -> Int[ndarray
 
 @dataclass(frozen=True)
 class _Outcomes:
-    correct: Bool[ndarray, "b c"]
+    scores: Float[ndarray, "b c"]
     indices: Int[ndarray, " b"]
     example_images: UInt8[Tensor, "c channels h w"]
     unreadable_images: int
@@ -145,38 +175,38 @@ class _Runner:
     progress: Progress | None
 
     def run(self, source: Dataset, sampled: ndarray, split: str, data: str, batch_size: int, workers: int | None) -> _Outcomes:
-        classes = torch.from_numpy(match_classes(source, self.predictor, data))
+        task, matched = self.predictor.task, match_targets(source, self.predictor, data)
         loader = build_pixel_loader(source, self.predictor.preprocess, batch_size)
-        clean_logits, indices, correct = [torch.zeros(0, self.predictor.config.classes)], [torch.zeros(0).long()], []
+        clean_outputs, indices, scores = [torch.zeros(0)], [torch.zeros(0).long()], []
         example = torch.zeros(0, dtype=torch.uint8)
         report, done = self.progress or (lambda description, done, total: None), 0
         for batch in loader.batches(workers=workers):
             if not batch.images.shape[0]:  # none could be read
                 continue
-            pixels, labels, keys = batch.images, classes[batch.targets], sampled[batch.indices.numpy()]
-            logits_by_version = [self._logits(version) for version in self._corrupted_versions(pixels, keys)]
-            correct.append(
-                np.stack([(per_image_scores(logits, labels)["top1"] > 0).numpy() for logits in logits_by_version], axis=1)
-            )
-            clean_logits.append(logits_by_version[0])
+            pixels, numbers = batch.images, batch.indices.numpy()
+            targets, keys = task.targets(matched, numbers), sampled[numbers]
+            outputs_by_version = [self._outputs(version) for version in self._corrupted_versions(pixels, keys)]
+            scores.append(np.stack([task.image_scores(each, targets).double().numpy() for each in outputs_by_version], axis=1))
+            clean_outputs.append(outputs_by_version[0])
             indices.append(batch.indices)
             example = example if len(example) else torch.cat(list(self._corrupted_versions(pixels[:1], keys[:1])))
             done += batch.images.shape[0]
             report(f"corrupting {split}", done, len(source))
-        check_outputs(self.predictor.task, torch.cat(clean_logits), torch.cat(indices), source, data)
-        return _Outcomes(np.concatenate(correct), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
+        check_outputs(task, torch.cat(clean_outputs), torch.cat(indices), source, data)
+        return _Outcomes(np.concatenate(scores), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
 
     def _corrupted_versions(self, images: UInt8[Tensor, "b channels h w"], keys: Int[ndarray, " b"]) -> Iterator[Tensor]:
         yield images
         for kind in self.corruptions:
             yield from kind.iter_severities(images, keys, self.seed)
 
-    def _logits(self, images: UInt8[Tensor, "b channels h w"]) -> Float[Tensor, "b k"]:
+    def _outputs(self, images: UInt8[Tensor, "b channels h w"]) -> Float[Tensor, "b ..."]:
         return torch.from_numpy(self.predictor.outputs(rearrange(images, "b c h w -> b h w c").numpy()))
 
 
 def _summarise(
     outcomes: _Outcomes,
+    image_score: ImageScore,
     corruptions: tuple[Corruption, ...],
     data: DatasetSplits,
     split: str,
@@ -184,29 +214,34 @@ def _summarise(
     notes: tuple[str, ...],
 ) -> RobustnessResult:
     ends = np.cumsum([1, *(len(kind.strengths) for kind in corruptions)])
-    parts = [outcomes.correct[:, start:end] for start, end in pairwise(ends)]
-    per_corruption = np.stack([part.mean(1) for part in parts], axis=1)  # fraction of the severities at which each is right
+    parts = [outcomes.scores[:, start:end] for start, end in pairwise(ends)]
+    per_corruption = np.stack([part.mean(1) for part in parts], axis=1)  # mean of each image over the severities
     resampled = bootstrap_means(
-        np.concatenate([outcomes.correct[:, :1], per_corruption, per_corruption.mean(1, keepdims=True)], axis=1)
+        np.concatenate([outcomes.scores[:, :1], per_corruption, per_corruption.mean(1, keepdims=True)], axis=1)
     ).T
-    means = [outcomes.correct[:, 0].mean().item(), *(part.mean().item() for part in parts)]
+    means = [outcomes.scores[:, 0].mean().item(), *(part.mean().item() for part in parts)]
     means.append(sum(means[1:]) / len(parts))
     names = [(CLEAN, "None"), *((kind.name, kind.title) for kind in corruptions), (ALL, "Mean of all")]
     curves: list[tuple[float, ...]] = [(), *(tuple(part.mean(0).tolist()) for part in parts), ()]
     scores = {
         name: CorruptionScore(
-            title, top1, mean, proportion_interval(values, len(outcomes.correct)), mean / means[0] if means[0] else math.nan
+            title,
+            curve,
+            mean,
+            proportion_interval(values, len(outcomes.scores)) if image_score.is_fraction else percentile_interval(values),
+            mean / means[0] if means[0] else math.nan,
         )
-        for (name, title), top1, mean, values in zip(names, curves, means, resampled, strict=True)
+        for (name, title), curve, mean, values in zip(names, curves, means, resampled, strict=True)
     }
     return RobustnessResult(
         dataset=data.name,
         split=split,
+        image_score=image_score,
         grid=grid,
         corruptions=corruptions,
         scores=scores,
         bootstrap=dict(zip(scores, resampled, strict=True)),
-        correct=outcomes.correct,
+        image_scores=outcomes.scores,
         indices=outcomes.indices,
         example_images=outcomes.example_images,
         unreadable_images=outcomes.unreadable_images,
@@ -216,7 +251,7 @@ def _summarise(
 
 @dataclass(frozen=True)
 class RobustnessDifference:
-    """Mean accuracy of the other model minus that of the first, on the same corrupted images."""
+    """Mean score of the other model minus that of the first, on the same corrupted images."""
 
     difference: float
     interval: tuple[float, float]
@@ -241,9 +276,13 @@ def common_grid(predictors: Sequence[Predictor]) -> GridSize:
 
 def check_models(predictors: Sequence[Predictor], data: DatasetSplits, split: str | None, grid: GridSize) -> None:
     """Raise whatever would stop one of the models, before the first is evaluated."""
+    first = predictors[0]
     for predictor in predictors:
+        if measure_of(predictor) != measure_of(first):
+            kinds = f"{first.source} for {first.task.config.name}, {predictor.source} for {predictor.task.config.name}"
+            raise VitrailError(f"models to compare must be for one task, got {kinds}; evaluate them one by one")
         check_grid(grid, predictor.preprocess.image_size)
-        match_classes(select_split(data, split)[1], predictor, data.name)
+        match_targets(select_split(data, split, predictor.task.config.labelled)[1], predictor, data.name)
 
 
 def comparability_notes(predictors: Mapping[str, Predictor], grid: GridSize) -> list[str]:

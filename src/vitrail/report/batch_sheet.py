@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from numpy import ndarray
 from PIL import Image
+from torch import Tensor
 
 from vitrail.augment.policy import Policy
 from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Fit, Preprocess
-from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
 from vitrail.errors import VitrailError
 from vitrail.report.contact_sheet import PAPER, contact_sheet, denormalise
 from vitrail.report.fit_sheet import draw_fits
@@ -48,7 +50,7 @@ def draw_batch(
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
         raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
-    loader = _build_loader(source, split, policy, image_size, batch_size, seed, fit)
+    loader = replace(_build_loader(source, split, policy, image_size, batch_size, seed, fit), targets=_image_indices)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
@@ -91,14 +93,16 @@ def _build_loader(
     )
 
 
-def _captions(source: Dataset, batch: Batch) -> list[str]:
-    def class_name(label: int) -> str:
-        return source.class_names[label] if 0 <= label < len(source.class_names) else ""
+def _image_indices(source: Dataset, indices: ndarray) -> Tensor:
+    """Return the indices in place of targets, so that whatever the targets are can be looked up for the captions."""
+    return torch.from_numpy(indices)
 
+
+def _captions(source: Dataset, batch: Batch) -> list[str]:
     if batch.mixed_targets is None or batch.lam is None:
-        return [class_name(label) for label in batch.targets.tolist()]
+        return [label_name(source, index) for index in batch.targets.tolist()]
     mixes = zip(batch.targets.tolist(), batch.mixed_targets.tolist(), batch.lam.tolist(), strict=True)
-    return [_mixed_caption(class_name(own), class_name(other), lam) for own, other, lam in mixes]
+    return [_mixed_caption(label_name(source, own), label_name(source, other), lam) for own, other, lam in mixes]
 
 
 def _mixed_caption(own: str, other: str, lam: float) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from vitrail.data.band_view import to_view
@@ -16,7 +15,7 @@ from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.error_saliency_section import error_saliency_section
 from vitrail.report.fewshot_section import fewshot_section
-from vitrail.report.html import html_table
+from vitrail.report.html import html_table, matrix_table
 from vitrail.report.task_section import RunReport, TaskSection
 from vitrail.tasks.classification import per_image_scores
 
@@ -37,10 +36,17 @@ class ClassificationSection(TaskSection):
         if evaluation is None:
             return
         weights, dataset = report.run.folder / "best", report.data.splits[evaluation.split]
-        yield from _evaluation(dataset, evaluation)
+        yield from _evaluation(dataset.class_names, evaluation)
+        yield from _highest_losses(dataset, evaluation)
         yield from error_saliency_section(weights, dataset, evaluation.predictions)
         images_seen = report.result["steps"] * report.recipe.batch_size
         yield from fewshot_section(weights, report.data, evaluation.split, images_seen)
+
+    def out_of_fold(self, report: RunReport, predictions: dict[str, Tensor], class_names: tuple[str, ...]) -> Iterator[str]:
+        logits, labels = predictions["logits"], predictions["labels"]
+        pooled = SplitPredictions(logits, labels, torch.arange(len(labels)))
+        loss = report.task.config.loss
+        yield from _evaluation(class_names, summarise_predictions(report.recipe.data, "test", class_names, pooled, loss))
 
 
 def _saved_evaluation(report: RunReport) -> ClassificationEvaluation | None:
@@ -60,8 +66,8 @@ def _format_interval(evaluation: ClassificationEvaluation, name: str) -> str:
     return f"95 % interval {low:.2%} to {high:.2%}"
 
 
-def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Iterator[str]:
-    names, per_class, predictions = dataset.class_names, evaluation.per_class, evaluation.predictions
+def _evaluation(names: tuple[str, ...], evaluation: ClassificationEvaluation) -> Iterator[str]:
+    per_class, predictions = evaluation.per_class, evaluation.predictions
     columns = ("class", "#images", "#recall", "#precision", "#F1")
     rows = [
         (
@@ -75,11 +81,15 @@ def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Itera
     yield f'<div style="max-width: 32rem">{reliability_diagram("Reliability", evaluation.reliability).to_html()}</div>'
     if len(names) <= MAX_CLASSES:
         matrix = confusion_matrix(predictions.predicted, predictions.labels, len(names))
-        yield "<h2>Confusion matrix</h2>" + _confusion_matrix(matrix, names)
+        yield "<h2>Confusion matrix</h2>" + matrix_table(matrix, matrix / matrix.sum(1, keepdim=True).clamp(min=1), names)
     pairs = most_confused(predictions.predicted, predictions.labels)[:10]
     confused_rows = [(escape(names[true]), escape(names[other]), f"{count:,}") for true, other, count in pairs]
     if confused_rows:
         yield "<h2>Most confused classes</h2>" + html_table(("true class", "predicted class", "#images"), confused_rows)
+
+
+def _highest_losses(dataset: Dataset, evaluation: ClassificationEvaluation) -> Iterator[str]:
+    names, predictions = dataset.class_names, evaluation.predictions
     losses = per_image_scores(predictions.logits, predictions.labels)["loss"]
     worst = losses.argsort(descending=True, stable=True)[:NUM_HIGHEST_LOSSES]
     images = [to_view(dataset.read(int(predictions.indices[row]))) for row in worst]
@@ -94,19 +104,3 @@ def _caption(true: str, predicted: str) -> str:
 
 def _percent(fraction: Tensor, count: Tensor) -> str:
     return f"{fraction:.1%}" if count else "&ndash;"
-
-
-def _confusion_matrix(matrix: Int[Tensor, "k k"], names: tuple[str, ...]) -> str:
-    """Draw the confusion matrix: rows are true classes, columns predicted ones, shaded by the fraction of the row."""
-    fraction = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
-    head = "".join(f"<th><span>{escape(name)}</span></th>" for name in names)
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>"
-        + "".join(
-            f'<td style="--fraction:{fraction[true, predicted]:.3f}">{int(matrix[true, predicted]) or ""}</td>'
-            for predicted in range(len(names))
-        )
-        + "</tr>"
-        for true, name in enumerate(names)
-    )
-    return f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

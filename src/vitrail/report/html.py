@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from vitrail.plot.markup import escape
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -61,3 +64,18 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in rows
     )
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>'
+
+
+def matrix_table(counts: Int[Tensor, "k k"], fractions: Float[Tensor, "k k"], names: Sequence[str]) -> str:
+    """Build a table of counts for every pair of classes, each cell shaded by its fraction."""
+    head = "".join(f"<th><span>{escape(name)}</span></th>" for name in names)
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th>"
+        + "".join(
+            f'<td style="--fraction:{fractions[row, column]:.3f}">{int(counts[row, column]) or ""}</td>'
+            for column in range(len(names))
+        )
+        + "</tr>"
+        for row, name in enumerate(names)
+    )
+    return f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

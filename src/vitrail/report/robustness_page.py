@@ -1,4 +1,4 @@
-"""Robustness page: accuracy of models under image corruptions. v versions of an image."""
+"""Robustness page: the score of models under image corruptions. v versions of an image."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,12 +9,20 @@ from torch import Tensor
 
 from vitrail.data.decode import to_pil
 from vitrail.evaluation.corruptions import MAX_SEVERITIES, Corruption
-from vitrail.evaluation.robustness import ALL, CLEAN, RobustnessDifference, RobustnessResult, compare_robustness
+from vitrail.evaluation.robustness import (
+    ALL,
+    CLEAN,
+    CorruptionScore,
+    RobustnessDifference,
+    RobustnessResult,
+    compare_robustness,
+)
 from vitrail.plot.canvas import legend_html
 from vitrail.plot.line_chart import FLUID_LEFT, FLUID_RIGHT, WIDTH, line_chart, line_styles
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import data_uri
 from vitrail.report.html import html_page, html_table
+from vitrail.tasks.task import ImageScore
 
 EXAMPLE_SIDE = 112  # pixels of an example image
 STYLE = f"""<style>
@@ -43,7 +51,7 @@ def _sections(results: Mapping[str, RobustnessResult], notes: Sequence[str]) -> 
     )
     yield from (f'<p class="soft">{escape(note)}</p>' for note in (*first.notes, *notes))
     yield _summary_table(results)
-    yield "<h2>Accuracy by severity</h2>"
+    yield f"<h2>{first.image_score.title.capitalize()} by severity</h2>"
     yield f"<p>{legend_html(line_styles(results))}</p>"
     yield (
         "<p>Severity 0 is the original image. Every model is evaluated on the same corrupted images; below each panel is one "
@@ -60,20 +68,27 @@ def _sections(results: Mapping[str, RobustnessResult], notes: Sequence[str]) -> 
 
 
 def _summary_table(results: Mapping[str, RobustnessResult]) -> str:
-    columns = ("model", "#clean accuracy", "#95 % interval", "#mean corrupted accuracy", "#95 % interval", "#retained")
+    measure = next(iter(results.values())).image_score
+    title, interval = measure.title, "#95 % interval"
+    columns = ("model", f"#clean {title}", interval, f"#mean corrupted {title}", interval, f"#{_ratio_name(measure)}")
     rows = []
     for name, result in results.items():
         clean, mean = result.scores[CLEAN], result.scores[ALL]
-        intervals = _format_interval(clean.interval), _format_interval(mean.interval)
-        rows.append((escape(name), f"{clean.mean:.1%}", intervals[0], f"{mean.mean:.1%}", intervals[1], f"{mean.retained:.1%}"))
+        cells = [cell for each in (clean, mean) for cell in (measure.format(each.mean), _format_interval(each, measure))]
+        rows.append((escape(name), *cells, f"{mean.retained:.1%}"))
     return html_table(columns, rows)
 
 
+def _ratio_name(measure: ImageScore) -> str:
+    return "of clean" if measure.lower_is_better else "retained"
+
+
 def _panel(corruption: Corruption, results: Mapping[str, RobustnessResult], examples: Sequence[Image.Image]) -> str:
+    is_fraction = next(iter(results.values())).image_score.is_fraction
     lines = {
         model: [
             (0.0, result.clean),
-            *((float(severity), accuracy) for severity, accuracy in enumerate(result.scores[corruption.name].top1, 1)),
+            *((float(severity), value) for severity, value in enumerate(result.scores[corruption.name].by_severity, 1)),
         ]
         for model, result in results.items()
     }
@@ -84,8 +99,8 @@ def _panel(corruption: Corruption, results: Mapping[str, RobustnessResult], exam
         lines,
         columns=MAX_SEVERITIES + 1,
         y_min=0.0,
-        y_max=1.0,
-        percent=True,
+        y_max=1.0 if is_fraction else _largest_score(results),  # one scale for all corruptions
+        percent=is_fraction,
         fluid=True,
         legend=False,
     ).to_html()
@@ -97,6 +112,11 @@ def _panel(corruption: Corruption, results: Mapping[str, RobustnessResult], exam
     )
     unit = f'<div class="unit">{escape(corruption.unit)}</div>'
     return f'<div>{chart}<div class="strip{" pixels" if small else ""}">{cells}</div>{unit}</div>'
+
+
+def _largest_score(results: Mapping[str, RobustnessResult]) -> float:
+    curves = (score.by_severity for result in results.values() for score in result.scores.values())
+    return max(*(value for curve in curves for value in curve), *(result.clean for result in results.values()))
 
 
 def _examples(versions: UInt8[Tensor, "v c h w"], first: int, count: int) -> list[Image.Image]:
@@ -113,41 +133,48 @@ def _examples(versions: UInt8[Tensor, "v c h w"], first: int, count: int) -> lis
 def _results_table(results: Mapping[str, RobustnessResult]) -> str:
     first = next(iter(results.values()))
     comparisons, several = [compare_robustness(first, each) for each in results.values()], len(results) > 1
+    measure = first.image_score
     columns = [
         "corruption",
         "model",
         *(f"#{severity}" for severity in range(1, MAX_SEVERITIES + 1)),
         "#mean",
         "#95 % interval",
-        "#retained",
+        f"#{_ratio_name(measure)}",
     ]
-    columns += ["#difference in points", "#95 % interval"] if several else []
+    columns += ["#difference in points" if measure.is_fraction else "#difference", "#95 % interval"] if several else []
     rows = []
     for name in first.scores:
         for number, ((model, result), by_corruption) in enumerate(zip(results.items(), comparisons, strict=True)):
             score = result.scores[name]
             title = "" if number else f"<b>{escape(score.title)}</b>"
-            cells = [f"{accuracy:.1%}" for accuracy in score.top1] + [""] * (MAX_SEVERITIES - len(score.top1))
+            cells = [measure.format(value) for value in score.by_severity]
+            cells += [""] * (MAX_SEVERITIES - len(score.by_severity))
             retained = "" if name == CLEAN else f"{score.retained:.1%}"
-            row = [title, escape(model), *cells, f"{score.mean:.1%}", _format_interval(score.interval), retained]
-            rows.append(row + (_difference_cells(by_corruption[name] if number else None) if several else []))
+            row = [title, escape(model), *cells, measure.format(score.mean), _format_interval(score, measure), retained]
+            rows.append(row + (_difference_cells(by_corruption[name] if number else None, measure) if several else []))
     return html_table(columns, rows)
 
 
-def _difference_cells(difference: RobustnessDifference | None) -> list[str]:
+def _difference_cells(difference: RobustnessDifference | None, measure: ImageScore) -> list[str]:
     """Return the difference and its interval, coloured if significant."""
     if difference is None:
         return ["", ""]
     low, high = difference.interval
-    css_class = "good" if low > 0 else "bad" if high < 0 else "soft"
-    return [f'<span class="{css_class}">{100 * difference.difference:+.1f}</span>', f"{100 * low:+.1f} to {100 * high:+.1f}"]
+    is_higher, is_lower = low > 0, high < 0
+    is_better, is_worse = (is_lower, is_higher) if measure.lower_is_better else (is_higher, is_lower)
+    css_class = "good" if is_better else "bad" if is_worse else "soft"
+    value, low_text, high_text = map(measure.format_difference, (difference.difference, low, high))
+    return [f'<span class="{css_class}">{value}</span>', f"{low_text} to {high_text}"]
 
 
-def _format_interval(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.1%} to {interval[1]:.1%}"
+def _format_interval(score: CorruptionScore, measure: ImageScore) -> str:
+    low, high = map(measure.format, score.interval)
+    return f"{low} to {high}"
 
 
 def _method(first: RobustnessResult) -> Iterator[str]:
+    title = first.image_score.title
     yield "<h2>Corruptions</h2>"
     yield (
         "<p>Noise, blur, contrast and JPEG are those of ImageNet-C (Hendrycks and Dietterich 2019) at its five severities, "
@@ -160,7 +187,8 @@ def _method(first: RobustnessResult) -> Iterator[str]:
         "the same for every model; shuffling permutes whole cells, or squares of several (Naseer et al. 2021).</p>"
     )
     yield (
-        "<p>Retained: mean corrupted accuracy as a fraction of clean accuracy; random guessing retains some, too. Difference: "
+        f"<p>{_ratio_name(first.image_score).capitalize()}: mean corrupted {title} as a fraction of clean {title}"
+        f"{'' if first.image_score.lower_is_better else '; random guessing retains some, too'}. Difference: "
         f"the mean minus that of the first model, on the same {len(first.indices):,} images. Intervals are bootstrap intervals "
         "over images; they do not cover the variation between training runs.</p>"
     )

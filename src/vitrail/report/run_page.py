@@ -12,14 +12,18 @@ from vitrail.plot.line_chart import Points, line_chart, ticks
 from vitrail.plot.markup import escape
 from vitrail.report.classification_section import ClassificationSection
 from vitrail.report.html import html_page, html_table
+from vitrail.report.multi_label_section import MultiLabelSection
 from vitrail.report.reconstruction_section import MaskedImageSection
 from vitrail.report.task_section import RunReport, TaskSection, register_task_section, task_section
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.tasks.multi_label import MultiLabelTask
+from vitrail.tasks.task import Task
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
 
 register_task_section(ClassificationTask, ClassificationSection())
+register_task_section(MultiLabelTask, MultiLabelSection())
 register_task_section(MaskedImageTask, MaskedImageSection())
 
 
@@ -37,7 +41,7 @@ def _sections(report: RunReport, section: TaskSection) -> Iterator[str]:
         number, caption = section.headline(report)
         yield _big_number(number, f"{caption}, {_weights_note(report)}")
     yield '<div class="figures">'
-    yield from _training_curves(run, result, run.log_rows())
+    yield from _training_curves(run, report.task, result, run.log_rows())
     yield "</div>"
     yield from section.body(report)
     yield from _reproduction(report, section)
@@ -55,7 +59,7 @@ def _big_number(number: str, caption: str) -> str:
     return f'<p class="headline">{number} <span class="soft">{caption}</span></p>'
 
 
-def _training_curves(run: Run, result: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
+def _training_curves(run: Run, task: Task, result: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
     steps, selected_on = [line for line in lines if "loss" in line], _selected_on(result)
     evaluations = [line for line in lines if "validation" in line]
     yield _step_chart("Loss", {"training": _points(steps, "loss"), selected_on: _validation_points(evaluations, "loss")})
@@ -63,8 +67,9 @@ def _training_curves(run: Run, result: dict[str, Any], lines: list[dict[str, Any
     accuracy = _validation_points(evaluations, "top1") or _validation_points(evaluations, "accuracy")
     yield _step_chart("Accuracy", {"training": _points(steps, "accuracy"), selected_on: accuracy}, percent=True)
     yield _step_chart("k-NN accuracy", {f"k = {NUM_NEIGHBOURS}": _validation_points(evaluations, "knn")}, percent=True)
-    for name in _other_metrics(evaluations):
-        yield _step_chart(name.replace("_", " "), {selected_on: _validation_points(evaluations, name)})
+    for name in _other_metrics(evaluations) if task.curves is None else task.curves:
+        title = task.metric_titles.get(name, name.replace("_", " "))
+        yield _step_chart(title, {selected_on: _validation_points(evaluations, name)}, percent=name in task.fractions)
     yield _step_chart("Learning rate", {"lr": _points(steps, "lr")})
     yield _step_chart("Gradient norm", {"before clipping": _points(steps, "grad_norm")})
     yield _step_chart("Mean attention distance in pixels", _by_layer(evaluations, "distance"))
@@ -126,7 +131,9 @@ def _reproduction(report: RunReport, section: TaskSection) -> Iterator[str]:
     yield f"<pre>vitrail train --recipe-from {escape(shlex.quote(str(run.folder)))}</pre>"
     yield from section.next_steps(report)
     if result:
-        rows = [(escape(name), escape(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict)]
+        rows = [
+            (escape(name), escape(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict | list)
+        ]
         yield html_table(("result", "value"), rows)
     yield f"<details><summary>Complete recipe</summary><pre>{escape_lines(to_json(recipe))}</pre></details>"
 

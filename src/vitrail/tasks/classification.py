@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
 from vitrail.recipes.task_config import Classification, LossName
-from vitrail.tasks.task import Loss, Prediction, Task
+from vitrail.tasks.task import ImageScore, Loss, Prediction, Task
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class ClassificationTask(Task):
     primary_metric: ClassVar[str] = "top1"
     has_classes: ClassVar[bool] = True
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "top1", "top5")
+    image_score: ClassVar = ImageScore("top1", "accuracy")
+    agreement_title: ClassVar[str] = "same top-1 prediction"
     output_name: ClassVar[str] = "logits"
     target_name: ClassVar[str] = "labels"
     prediction_class: ClassVar = ClassPrediction
@@ -114,11 +116,19 @@ class ClassificationTask(Task):
         scores = mean_scores(outputs, targets, self.config.loss)
         return scores if self.custom_loss is None else {**scores, "loss": float(self.custom_loss(outputs, targets))}
 
+    def image_scores(self, outputs: Float[Tensor, "b k"], targets: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """Return 1 for each image whose first prediction is correct, else 0."""
+        return per_image_scores(outputs, targets, self.config.loss)["top1"]
+
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return the accuracy of always predicting the most frequent class of the training images."""
         labels = train.labels[train.labels >= 0]
         majority = (split.labels == np.bincount(labels).argmax()).mean() if len(labels) and len(split) else 0.0
         return {"majority_class": float(majority)}
+
+    @property
+    def has_sigmoid(self) -> bool:
+        return bool(self.config.loss == "sigmoid")
 
     def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         return class_probabilities(outputs, self.config.loss)

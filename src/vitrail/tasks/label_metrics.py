@@ -29,6 +29,11 @@ def average_precision(
     return (gained * found / seen.clamp(min=1)).sum(1) / found[:, -1:].clamp(min=1)[:, 0]
 
 
+def mean_average_precision(scores: Float[Tensor, "b k"], positive: Bool[Tensor, "b k"]) -> float:
+    """Return the unweighted mean over the classes."""
+    return float(torch.cat([average_precision(*column) for column in zip(scores.T, positive.T, strict=True)]).mean())
+
+
 @dataclass(frozen=True)
 class LabelCounts:
     """Per class: how many images have it, how many are predicted to, and how many of these are right."""
@@ -100,9 +105,9 @@ def label_calibration_error(
 
 
 def best_thresholds(probabilities: Float[Tensor, "b k"], positive: Bool[Tensor, "b k"], min_positives: int) -> list[float]:
-    """Choose a threshold of each class for the largest F1; classes with fewer positives share that of the largest micro F1."""
-    shared = _best_threshold(probabilities.flatten(), positive.flatten())
+    """Choose a threshold of each class for the largest F1; classes with fewer positives share the one that is best for them."""
     enough = positive.sum(0) >= min_positives
+    shared = _best_threshold(probabilities[:, ~enough].flatten(), positive[:, ~enough].flatten())
     return [
         _best_threshold(column, labels) if has_enough else shared
         for column, labels, has_enough in zip(probabilities.T, positive.T, enough.tolist(), strict=True)

@@ -27,8 +27,9 @@ from vitrail.tasks.label_metrics import (
     coverage,
     label_calibration_error,
     label_losses,
+    ranking_precision,
 )
-from vitrail.tasks.task import Loss, Prediction, Task
+from vitrail.tasks.task import ImageScore, Loss, Prediction, Task
 
 MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
 LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
@@ -36,9 +37,11 @@ LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
 
 @dataclass(frozen=True)
 class MultiLabelPrediction(Prediction):
-    """The classes of an image whose probability reaches their threshold, and the most probable classes as ``top``."""
+    """The classes of an image whose probability reaches their threshold, most probable first, and the most probable classes of
+    all as ``top``."""
 
     labels: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()  # of ``labels``
     top: tuple[ClassProbability, ...] = ()
 
     def cells(self) -> dict[str, Any]:
@@ -48,7 +51,9 @@ class MultiLabelPrediction(Prediction):
         return cells
 
     def text(self) -> list[str]:
-        return [", ".join(self.labels) or "-", "  ".join(f"{entry.label} {entry.probability:.1%}" for entry in self.top)]
+        chosen = [f"{label} {value:.1%}" for label, value in zip(self.labels, self.probabilities, strict=True)]
+        others = [f"({entry.label} {entry.probability:.1%})" for entry in self.top if entry.label not in self.labels]
+        return ["  ".join([*(chosen or ["none"]), *others])]
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,22 @@ class MultiLabelTask(Task):
         "map", "map_micro", "map_weighted", "f1_macro", "f1_micro", "f1_macro_at_0.5", "f1_micro_at_0.5", "hamming",
         "subset_accuracy", "ece",
     )  # fmt: skip
+    curves: ClassVar[tuple[str, ...] | None] = ("map", "map_micro", "f1_micro_at_0.5")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        "map": "mAP",
+        "map_micro": "mAP, micro average",
+        "map_weighted": "mAP, weighted by frequency",
+        "f1_macro": "F1, macro average",
+        "f1_micro": "F1, micro average",
+        "f1_macro_at_0.5": "F1 at 0.5, macro average",
+        "f1_micro_at_0.5": "F1 at 0.5, micro average",
+        "hamming": "Hamming loss",
+        "subset_accuracy": "all labels right",
+        "nll": "NLL",
+        "ece": "ECE",
+    }
+    image_score: ClassVar = ImageScore("ranking_precision", "ranking precision")
+    agreement_title: ClassVar[str] = "same decision, over images and labels"
     output_name: ClassVar[str] = "logits"
     prediction_class: ClassVar = MultiLabelPrediction
 
@@ -184,12 +205,20 @@ class MultiLabelTask(Task):
             ]
         }
 
+    def image_scores(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        """Return the average precision of the ranking of each image's classes."""
+        return ranking_precision(outputs, targets.bool())
+
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return the mAP of a random ranking: the mean frequency of the classes."""
         label_sets = as_label_sets(split).label_sets
         if label_sets is None or not len(split):
             return {}
         return {"random_ranking": float((label_sets.counts() / len(split)).mean())}
+
+    @property
+    def has_sigmoid(self) -> bool:
+        return True
 
     def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         return outputs.sigmoid()
@@ -208,20 +237,25 @@ class MultiLabelTask(Task):
         probabilities = self.probabilities(outputs.double())
         order = outputs.argsort(dim=1, descending=True, stable=True)
         ranked, chosen = probabilities.gather(1, order), self.decisions(probabilities).gather(1, order)
-        return [
-            MultiLabelPrediction(
-                labels=tuple(self.class_names[label] for label, is_chosen in zip(row, flags, strict=True) if is_chosen),
-                top=tuple(ClassProbability(self.class_names[row[rank]], values[rank]) for rank in range(min(top_k, len(row)))),
+        predictions = []
+        for row, flags, values in zip(order.tolist(), chosen.tolist(), ranked.tolist(), strict=True):
+            classes = [ClassProbability(self.class_names[label], value) for label, value in zip(row, values, strict=True)]
+            predicted = [each for each, is_chosen in zip(classes, flags, strict=True) if is_chosen]
+            predictions.append(
+                MultiLabelPrediction(
+                    labels=tuple(each.label for each in predicted),
+                    probabilities=tuple(each.probability for each in predicted),
+                    top=tuple(classes[:top_k]),
+                )
             )
-            for row, flags, values in zip(order.tolist(), chosen.tolist(), ranked.tolist(), strict=True)
-        ]
+        return predictions
 
     def columns(self, top_k: int) -> list[str]:
         ranks = range(1, min(top_k, self.model.classes) + 1)
         return ["labels", *(f"{column}_{rank}" for rank in ranks for column in ("label", "probability"))]
 
     def table_columns(self) -> dict[str, int]:
-        return {"labels": 40, "most probable": 60}
+        return {"labels, and in brackets the most probable others": 0}
 
     def export_outputs(self, outputs: Float[Tensor, "b k"]) -> dict[str, Tensor]:
         return {self.output_name: outputs, "probabilities": self.probabilities(outputs)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
@@ -42,6 +43,23 @@ class Prediction:
         return [f"{value:.6g}" if isinstance(value, float) else str(value) for value in self.cells().values()]
 
 
+@dataclass(frozen=True)
+class ImageScore:
+    """What ``Task.image_scores`` measures."""
+
+    key: str  # in JSON
+    title: str
+    lower_is_better: bool = False
+    is_fraction: bool = True  # from 0 to 1, which is shown as a percentage
+
+    def format(self, value: float) -> str:
+        return f"{value:.1%}" if self.is_fraction else f"{value:.4g}"
+
+    def format_difference(self, value: float) -> str:
+        """Format a difference of two scores, of fractions in percentage points."""
+        return f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.4g}"
+
+
 def prediction_fields(kind: type[Prediction]) -> list[str]:
     """List the fields that a task has added."""
     return [field.name for field in fields(kind) if field.name not in ("file", "error")]
@@ -67,10 +85,14 @@ class Task(ABC):
     lower_is_better: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False  # whether the outputs are logits of classes
     fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
+    curves: ClassVar[tuple[str, ...] | None] = None  # metrics that the report draws over the training; None: all
+    metric_titles: ClassVar[Mapping[str, str]] = {}  # for people, of metrics whose names are abbreviations
     monitors: ClassVar[tuple[str, ...]] = ("attention",)  # what else is computed at every evaluation, see ``training.monitors``
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
     target_name: ClassVar[str] = "targets"  # in saved predictions
     prediction_class: ClassVar[type[Prediction]] = Prediction
+    image_score: ClassVar[ImageScore | None] = None  # of ``image_scores``, if the task has them
+    agreement_title: ClassVar[str] = "agreement of the outputs"  # of ``agreement``
     fits_validation: ClassVar[bool] = False  # whether ``with_validation`` chooses anything
     keeps_decoder: ClassVar[bool] = True  # whether what ``build_model`` adds to the encoder is used after training too
 
@@ -115,6 +137,10 @@ class Task(ABC):
         """Return the metrics of a whole split."""
         raise NotImplementedError
 
+    def image_scores(self, outputs: Tensor, targets: Any) -> Float[Tensor, " b"]:
+        """Return how well each image is predicted, as ``image_score`` describes it, for tests whose images change."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
         """Return the metrics over all images, and their outputs, targets and indices as tensors for the report.
@@ -138,6 +164,15 @@ class Task(ABC):
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return what a trivial prediction would score on a split, for the result to be compared with."""
         return {}
+
+    @property
+    def has_sigmoid(self) -> bool:
+        """Whether the probability of each class is the sigmoid of its logit, so that they need not sum to one."""
+        return False
+
+    def threshold_row(self) -> Tensor | None:
+        """Return the probability from which on each class is predicted, if an image may have several; None: the largest is."""
+        return None
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Return the class probabilities that the outputs stand for."""

@@ -15,6 +15,7 @@ from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
@@ -50,6 +51,7 @@ class RecipeOptions:
     augment: str | None = None
     fit: Fit | None = None
     columns: Columns = ANY_COLUMNS  # of the targets
+    folds: int | None = None  # of a cross-validation
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -99,6 +101,7 @@ class RecipeOptions:
             "compile": ("compile", "true" if self.compile else None),
             "epochs": ("steps", self.epochs),
             "augment": ("augment", self.augment),
+            "folds": ("fold.of", self.folds),
             "fit": ("preprocess.fit", self.fit),
         }
         replaced = ("epochs", "augment", "fit")  # by ``apply``
@@ -118,6 +121,7 @@ class PreparedRun:
     data: DatasetSplits
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # of the run; None: open
+    folds: int | None = None  # of a cross-validation, of which ``recipe`` is the first; None: a single run
 
     def with_out(self, out: Path | None) -> "PreparedRun":
         """Return it with a run folder of the user's choice, unless it has one because it resumes a run."""
@@ -314,9 +318,13 @@ def _apply_options(
 ) -> PreparedRun:
     matched, band_notes = match_bands(replace(recipe, columns=data.columns), data, progress)
     changed, notes = options.apply(matched, len(data.train))
+    if changed.fold is not None:
+        splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
+        changed, notes = options.apply(matched, len(splits.train))
+        notes = (*notes, *_fold_notes(splits, options.folds))
     if changed.preprocess.raw and changed.augment.randaug_layers:
         band_notes = (*band_notes, COLOUR_NOTE)
-    return PreparedRun(changed, data, (*band_notes, *notes))
+    return PreparedRun(changed, data, (*band_notes, *notes), folds=options.folds)
 
 
 def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None = None) -> tuple[Recipe, tuple[str, ...]]:
@@ -344,6 +352,13 @@ def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None =
         f"{measured.num_images:,} training image{'s' * (measured.num_images != 1)} (preprocess.mean, preprocess.std)"
     )
     return changed, (note,)
+
+
+def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:
+    if folds is None:
+        return []
+    num_images = sum(map(len, splits.splits.values()))
+    return [f"cross-validation of {num_images:,} images: {folds} runs, each tested on the fold that it does not train on"]
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:

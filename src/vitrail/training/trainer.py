@@ -25,6 +25,7 @@ from vitrail.training.autotune import AutoTune, AutoTuner, StepTiming
 from vitrail.training.build import build_model, recipe_task, reload_model
 from vitrail.training.callbacks import Callback, CallbackList, LogCallback
 from vitrail.training.checkpoint import Checkpointer, list_checkpoints, own_functions, resume_from_checkpoint
+from vitrail.training.crop_warning import crop_warning
 from vitrail.training.dataset import check_training_data, data_warnings, open_training_data
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.hardware_check import check_hardware
@@ -82,7 +83,11 @@ def fit(
             f"recipe must be a complete Recipe, got {describe_value(recipe)}; try vitrail.train(data, recipe='small')"
         )
     start, hardware, autotune = time.monotonic(), hardware or Hardware(), autotune or AutoTune()
-    with process_group() if group is None else nullcontext(group) as group, _open_run(recipe.name, folder, group) as run:
+    with process_group() if group is None else nullcontext(group) as group, open_run(recipe.name, folder, group) as run:
+        if (plan := run.fold_plan()) is not None:
+            raise VitrailError(
+                f"{run.folder} is a cross-validation with folds={plan.folds}; name another folder for a single run"
+            )
         callback = CallbackList([LogCallback(run), *callbacks] if group.is_main else [])
         result, saved_recipe = run.result(), run.saved_recipe()
         group.barrier()  # all have read the run before the main process writes to it
@@ -106,7 +111,7 @@ def fit(
 
 
 @contextmanager
-def _open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
+def open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
     """Lock the run in a folder, by default the next free one of this name, for all ranks; the main process writes to it."""
     path = choose_folder(folder, name, group)
     run = Run(path) if group.is_main else ReadOnlyRun(path)
@@ -144,7 +149,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.provenance = {"data": self.data.fingerprint, "vitrail": version("vitrail"), "torch": torch.__version__}
         self.provenance |= own_functions(transform, loss)
-        for warning in data_warnings(report):
+        for warning in (*data_warnings(report), *crop_warning(report, recipe.preprocess)):
             callback.on_message(warning)
 
     def autotune(self, options: AutoTune, start: float) -> None:

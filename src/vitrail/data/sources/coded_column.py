@@ -1,5 +1,7 @@
 """A column of a table as its distinct values and a code per row: a million rows of a few labels are a small array. n rows."""
 
+import json
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,33 +30,45 @@ class CodedColumn:
         return CodedColumn(self.values, self.codes[rows])
 
 
+class Numbering(dict[Any, int]):
+    """Numbers values in the order in which they are first looked up."""
+
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self)
+        return number
+
+
 class ColumnBuilder:
     """Collects the values of a column."""
 
     def __init__(self, max_values: int | None = None) -> None:
         """``max_values``: a column with more distinct values is dropped; None: none is."""
-        self._codes_by_value: dict[Any, int] = {}
+        self._codes_by_value = Numbering()
         self._codes = array("i")
         self._max_values = max_values
 
-    def append(self, value: Any) -> None:
-        codes = self._codes_by_value
-        if self._max_values is not None and len(codes) > self._max_values:
-            return
-        self._codes.append(codes.setdefault(value, len(codes)))
+    @property
+    def is_dropped(self) -> bool:
+        return self._max_values is not None and len(self._codes_by_value) > self._max_values
+
+    def extend(self, values: Iterable[Any]) -> None:
+        if not self.is_dropped:
+            self._codes.extend(map(self._codes_by_value.__getitem__, values))
 
     def build(self) -> CodedColumn | None:
         """Return the column; None if it was dropped."""
-        if self._max_values is not None and len(self._codes_by_value) > self._max_values:
+        if self.is_dropped:
             return None
         return CodedColumn(list(self._codes_by_value), np.frombuffer(self._codes, np.intc).astype(np.int64))
 
 
-def code_column(values: Iterable[Any]) -> CodedColumn:
-    """Code the values of a column; lists become tuples."""
-    builder = ColumnBuilder()
-    for value in values:
-        builder.append(tuple(value) if isinstance(value, list | tuple | ndarray) else value)
-    column = builder.build()
-    assert column is not None
-    return column
+def to_cell(value: Any) -> Any:
+    """Return a value of JSON or Arrow as a column holds it: None for NaN, a tuple for a list; what is nested in it, or a
+    dictionary, is not a label and becomes a tuple inside the tuple."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, dict):
+        value = [value]
+    if isinstance(value, list | tuple):
+        return tuple((json.dumps(each, default=str),) if isinstance(each, dict | list | tuple) else each for each in value)
+    return value

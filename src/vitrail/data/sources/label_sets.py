@@ -1,8 +1,9 @@
 """Labels of images that may have several, or none. n images, k classes."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -23,15 +24,21 @@ class LabelSets:
     @classmethod
     def from_lists(cls, lists: Iterable[Iterable[int]], num_classes: int) -> "LabelSets":
         """Build them from the classes of each image, in any order."""
-        return cls.from_codes([tuple(sorted(set(each))) for each in lists], None, num_classes)
+        members, sizes = array("i"), array("i")
+        for classes in lists:
+            before = len(members)
+            members.extend(classes)
+            sizes.append(len(members) - before)
+        return cls.from_members(np.array(members, np.int32), np.array(sizes, np.int64), num_classes)
 
     @classmethod
-    def from_codes(cls, distinct: Sequence[Sequence[int]], codes: ndarray | None, num_classes: int) -> "LabelSets":
-        """Build them from distinct sets, sorted and without duplicates, and the index of each image's; None: in order."""
-        sizes = np.array([len(each) for each in distinct], np.int64)
-        members = np.array([label for each in distinct for label in each], np.int32)
-        sets = cls(members, np.cumsum(sizes), num_classes)
-        return sets if codes is None else sets[codes]
+    def from_members(cls, members: Int[ndarray, " m"], sizes: Int[ndarray, " n"], num_classes: int) -> "LabelSets":
+        """Build them from the classes of the first image, in any order, then of the second ..., and how many each has."""
+        pairs = np.repeat(np.arange(len(sizes)) * max(num_classes, 1), sizes) + members
+        pairs.sort()
+        owners, members = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], max(num_classes, 1))
+        ends = np.cumsum(np.bincount(owners, minlength=len(sizes)))
+        return cls(members.astype(np.int32), ends, num_classes)
 
     @classmethod
     def from_matrix(cls, matrix: ndarray) -> "LabelSets":
@@ -73,9 +80,12 @@ class LabelSets:
         """Return the classes of an image."""
         return self.members[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])].tolist()
 
-    def counts(self) -> Int[ndarray, " k"]:
-        """Count the images of each class."""
-        return np.bincount(self.members, minlength=self.num_classes)
+    def counts(self, copies: Int[ndarray, " n"] | None = None) -> Int[ndarray, " k"]:
+        """Count the images of each class. ``copies``: how often each image counts; None: once."""
+        if copies is None:
+            return np.bincount(self.members, minlength=self.num_classes)
+        counts = np.bincount(self.members, np.repeat(copies, self.sizes()), minlength=self.num_classes)
+        return counts.astype(np.int64)
 
     def sizes(self) -> Int[ndarray, " n"]:
         """Count the classes of each image."""
@@ -87,9 +97,7 @@ class LabelSets:
 
     def renumbered(self, numbering: Int[ndarray, " k"], num_classes: int) -> "LabelSets":
         """Return them with new numbers of the classes."""
-        owners = np.repeat(np.arange(len(self)), self.sizes())
-        members = numbering[self.members].astype(np.int32)
-        return LabelSets(members[np.lexsort((members, owners))], self.ends, num_classes)
+        return LabelSets.from_members(numbering[self.members], self.sizes(), num_classes)
 
     def tobytes(self) -> bytes:
         """Return bytes that identify them, for a hash."""
@@ -101,6 +109,13 @@ class LabelSets:
         sizes = ends - np.where(indices > 0, self.ends[np.maximum(indices, 1) - 1], 0)
         firsts = np.cumsum(sizes) - sizes
         return np.repeat(ends - sizes - firsts, sizes) + np.arange(int(sizes.sum())), sizes
+
+
+def is_multi_hot(rows: Sequence[Sequence[Any] | None]) -> bool:
+    """Whether rows are zeros and ones and equally long, so that each value may stand for a class."""
+    return len({None if row is None else len(row) for row in rows}) == 1 and all(
+        row is not None and all(type(value) is not str and value in (0, 1) for value in row) for row in rows
+    )
 
 
 def concat_label_sets(parts: Sequence[LabelSets]) -> LabelSets:

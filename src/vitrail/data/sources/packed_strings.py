@@ -18,7 +18,8 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "PackedStrings":
-        return cls(np.frombuffer("".join(f"{text}\0" for text in strings).encode("utf-8", "surrogateescape"), np.uint8))
+        joined = "\0".join(listed := list(strings)).encode("utf-8", "surrogateescape")
+        return cls(np.frombuffer(joined + b"\0" if listed else b"", np.uint8))
 
     def __len__(self) -> int:
         return len(self.ends)

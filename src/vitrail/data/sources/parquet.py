@@ -1,7 +1,6 @@
 """Read Parquet files of targets and paths, or of targets and encoded images. Needs pyarrow (the extra ``datasets``)."""
 
 import json
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,19 +10,22 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.class_names import deduplicate
-from vitrail.data.sources.coded_column import CodedColumn, code_column
+from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset, read_image_file
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
+    MAX_INDICATOR_VALUES,
     SPLIT_COLUMNS,
     find_column,
     require_column,
     target_columns,
+    to_cells,
 )
 from vitrail.errors import VitrailError, first_line
 
 FLAG_TYPES = ("bool", "int", "uint", "float", "double", "string")  # of columns that may hold zeros and ones
+BATCH_ROWS = 2**14
 MAX_ROW_GROUP_BYTES = 2**30  # bytes: a row group is decoded whole, and some are cached
 
 
@@ -130,7 +132,12 @@ def _read_columns(
     targets, split_name = target_columns(path, others, options), find_column(path, others, split, SPLIT_COLUMNS, "split")
     # without a column of labels, only those of zeros and ones matter
     wanted = [name for name in others if types[name].startswith(FLAG_TYPES)] if targets is None else targets
-    columns = {name: _read_column(path, file, name) for name in dict.fromkeys([*wanted, *([split_name] if split_name else [])])}
+    columns = {
+        name: column
+        for name in dict.fromkeys([*wanted, *([split_name] if split_name else [])])
+        if (column := _read_column(path, file, name, MAX_INDICATOR_VALUES if targets is None and name != split_name else None))
+        is not None
+    }
     is_encoded = images in binary_columns
     return ParquetTable(
         path,
@@ -144,14 +151,14 @@ def _read_columns(
     )
 
 
-def _read_column(path: Path, file: Any, name: str) -> CodedColumn:
-    values = file.read(columns=[name], use_threads=False).column(0).to_pylist()
-    invalid = next((value for value in values if not isinstance(value, str | int | float | list | None)), None)
-    if invalid is not None:
-        raise VitrailError(
-            f"the column {name} of {path} must hold text, numbers or lists of labels, got {type(invalid).__name__}"
-        )
-    return code_column(None if isinstance(value, float) and math.isnan(value) else value for value in values)
+def _read_column(path: Path, file: Any, name: str, max_values: int | None) -> CodedColumn | None:
+    """Read a column, a batch of rows at a time; None if it has more distinct values."""
+    builder = ColumnBuilder(max_values)
+    for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
+        builder.extend(to_cells(path, name, batch.column(0).to_pylist()))
+        if builder.is_dropped:
+            break
+    return builder.build()
 
 
 def _declared_names(schema: Any, column: str) -> tuple[str, ...] | None:

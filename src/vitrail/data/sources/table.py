@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
+from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder, to_cell
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset, ImageFileDataset, SourceSplits, select_images
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.data.sources.parquet import ParquetTable, read_parquet
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
+    MAX_INDICATOR_VALUES,
     SPLIT_COLUMNS,
     find_column,
     parse_splits,
@@ -33,8 +34,7 @@ from vitrail.data.sources.table_targets import TargetColumns, missing_positives
 from vitrail.errors import VitrailError
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
-CHUNK_ROWS = 2**16  # rows whose paths are packed at a time
-MAX_INDICATOR_VALUES = 8  # distinct values of a column of zeros and ones: 0, 1, 0.0, 1.0, true, True ...
+CHUNK_ROWS = 2**9  # rows read at a time: few, or Python's garbage collector scans them again and again
 NO_ROWS = "has no rows; it needs a header such as path,label and one line per image"
 
 
@@ -92,8 +92,7 @@ def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labell
     targets = TargetColumns(table.path, table.header, columns, table.row_name, len(table), table.declared).find(
         options, labelled
     )
-    labels = targets.labels if targets.labels is not None else np.full(len(table), -1, np.int64)
-    dataset = targets.attach(table.dataset(labels, targets.class_names))
+    dataset = targets.attach(table.dataset(targets.single_labels, targets.class_names))
     if splits is None:
         return SourceSplits({"": dataset}, targets.notes, targets.columns)
     parts = {}
@@ -101,13 +100,13 @@ def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labell
         codes = [code for code, value in enumerate(splits.values) if value == name]
         if len(rows := np.flatnonzero(np.isin(splits.codes, codes))):
             parts[name] = select_images(dataset, rows)
-    missing = missing_positives(targets, np.array(splits.values)[splits.codes], table.row_name)
+    in_train = np.array([value == "train" for value in splits.values])[splits.codes]
+    missing = missing_positives(targets, in_train, table.row_name)
     return SourceSplits(parts, (*targets.notes, *missing), targets.columns)
 
 
 def _listed_in_parquet(table: ParquetTable, paths: list[Any]) -> ListedImages:
-    empty = next((row for row, text in enumerate(paths) if not isinstance(text, str) or not text.strip() or "\0" in text), None)
-    if empty is not None:
+    if (empty := _find_empty_path(paths)) is not None:
         raise VitrailError(f"{table.path}, {table.row_name(empty)}: the path is empty; fill it in or remove the line")
     images = PackedStrings.from_strings(paths)
     return ListedImages(table.path, table.header, images, table.columns, np.arange(1, len(paths) + 1), "row", table.declared)
@@ -119,7 +118,7 @@ def _listed_in_parquet(table: ParquetTable, paths: list[Any]) -> ListedImages:
 def _read_text(path: Path, image: str | None, split: str | None, options: Columns, is_json: bool) -> ListedImages:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            header, rows = _json_rows(path, file) if is_json else _csv_rows(file)
+            header, rows = _json_rows(path, file) if is_json else _csv_rows(path, file)
             return _read_rows(path, header, rows, image, split, options)
     except UnicodeDecodeError:
         raise VitrailError(f"{path} is not UTF-8 text; save it as UTF-8") from None
@@ -127,31 +126,43 @@ def _read_text(path: Path, image: str | None, split: str | None, options: Column
         raise VitrailError(f"{path} is not a readable CSV: {error}") from None
 
 
-def _csv_rows(file: io.TextIOWrapper) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
+def _csv_rows(path: Path, file: io.TextIOWrapper) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
     """Return the header, and line and cells of each row."""
     first = file.readline()
     delimiter = max(",;\t", key=first.count)  # on a tie the first: a comma
     file.seek(0)
     reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
     header = [cell.strip() for cell in next(reader, [])]
-    missing = [""] * len(header)
+    width = len(header)
+    missing = [""] * width
 
     def rows() -> Iterator[tuple[int, list[Any]]]:
         for cells in reader:
-            if any(cells):
-                yield reader.line_num, cells if len(cells) >= len(header) else [*cells, *missing[len(cells) :]]
+            if len(cells) == width:
+                if any(cells):
+                    yield reader.line_num, cells
+            elif len(cells) < width:
+                if any(cells):
+                    yield reader.line_num, [*cells, *missing[len(cells) :]]
+            elif any(cells[width:]):
+                raise VitrailError(
+                    f"{path}, line {reader.line_num}: there are {len(cells)} cells where the header has {width}; put a cell "
+                    f"with {delimiter!r} in quotation marks"
+                )
+            else:
+                yield reader.line_num, cells
 
     return header, rows()
 
 
 def _json_rows(path: Path, file: io.TextIOWrapper) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
-    """Return the keys of the first object as the header, and line and values of each row; a missing key is empty."""
-    objects = _json_objects(path, file)
-    first = next(objects, None)
-    if first is None:
-        return [], iter(())
-    header = list(first[1])
-    return header, ((line, [_json_cell(row.get(name)) for name in header]) for line, row in itertools.chain([first], objects))
+    """Return the keys of all objects as the header, and line and values of each row; a missing key is empty."""
+    header: dict[str, None] = {}
+    for _, row in _json_objects(path, file):
+        if row.keys() - header.keys():
+            header.update(dict.fromkeys(row))
+    file.seek(0)
+    return list(header), ((line, [to_cell(row.get(name)) for name in header]) for line, row in _json_objects(path, file))
 
 
 def _json_objects(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -165,12 +176,6 @@ def _json_objects(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[int, dic
         if not isinstance(row, dict):
             raise VitrailError(f'{path}, line {line} must be an object such as {{"file": "a.jpg", "labels": ["hat"]}}')
         yield line, row
-
-
-def _json_cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(json.dumps(each) if isinstance(each, dict | list) else each for each in value)
-    return json.dumps(value) if isinstance(value, dict) else value
 
 
 def _read_rows(
@@ -193,21 +198,21 @@ def _read_rows(
         name: ColumnBuilder(MAX_INDICATOR_VALUES if targets is None and name != split_name else None)
         for name in dict.fromkeys(wanted)
     }
-    appends = [(header.index(name), builder.append) for name, builder in builders.items()]
-    lines, chunks, chunk = array("q"), list[ndarray](), list[str]()
-    for line, cells in rows:
-        text = cells[images]
-        if not isinstance(text, str) or not text.strip() or "\0" in text:
-            raise VitrailError(f"{path}, line {line}: the path is empty; fill it in or remove the line")
-        lines.append(line)
-        chunk.append(text)
-        for position, append in appends:
-            append(cells[position])
-        if len(chunk) == CHUNK_ROWS:
-            chunks.append(PackedStrings.from_strings(chunk).buffer)
-            chunk.clear()
+    lines, buffers = array("q"), list[ndarray]()
+    while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+        lines.extend(line for line, _ in chunk)
+        paths = [cells[images] for _, cells in chunk]
+        if (empty := _find_empty_path(paths)) is not None:
+            raise VitrailError(f"{path}, line {chunk[empty][0]}: the path is empty; fill it in or remove the line")
+        buffers.append(PackedStrings.from_strings(paths).buffer)
+        for name, builder in builders.items():
+            position = header.index(name)
+            builder.extend([cells[position] for _, cells in chunk])
     if not lines:
         raise VitrailError(f"{path} {NO_ROWS}")
-    paths = PackedStrings(np.concatenate([*chunks, PackedStrings.from_strings(chunk).buffer]))
     columns = {name: column for name, builder in builders.items() if (column := builder.build()) is not None}
-    return ListedImages(path, header, paths, columns, np.frombuffer(lines, np.int64))
+    return ListedImages(path, header, PackedStrings(np.concatenate(buffers)), columns, np.frombuffer(lines, np.int64))
+
+
+def _find_empty_path(paths: Sequence[Any]) -> int | None:
+    return next((row for row, text in enumerate(paths) if not isinstance(text, str) or not text.strip() or "\0" in text), None)

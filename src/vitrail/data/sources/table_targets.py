@@ -5,28 +5,32 @@ named, or a label column with decimals. n rows, m numbers.
 """
 
 import ast
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from vitrail.data.sources.coded_column import CodedColumn
+from vitrail.data.sources.coded_column import CodedColumn, Numbering
 from vitrail.data.sources.columns import NO_SEPARATOR, Columns
 from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
-from vitrail.data.sources.label_sets import LabelSets
-from vitrail.data.sources.labels import natural_sorted
+from vitrail.data.sources.label_sets import LabelSets, is_multi_hot
+from vitrail.data.sources.labels import natural_sorted, similar_names
 from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
 from vitrail.errors import VitrailError
 
 SEPARATORS = ";|,"  # tried in this order
 INDICATORS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+SIGNED_INDICATORS = {"-1": 0, "-1.0": 0, "1": 1, "1.0": 1}
 MAX_WHOLE_NUMBER_CLASSES = 20  # more whole numbers than this may be meant as numbers
 MAX_LISTED = 3
+MAX_SAMPLED = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,21 @@ class Targets:
     label_sets: LabelSets | None = None
     numbers: Float[ndarray, "n m"] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def single_labels(self) -> ndarray:
+        """Labels for a dataset, of every row -1 unless each has one label."""
+        known = next(each for each in (self.labels, self.label_sets, self.numbers) if each is not None)
+        return self.labels if self.labels is not None else np.full(len(known), -1, np.int64)
+
+    def select(self, rows: ndarray) -> "Targets":
+        """Return the targets of some of the rows."""
+        return replace(
+            self,
+            labels=None if self.labels is None else self.labels[rows],
+            label_sets=None if self.label_sets is None else self.label_sets[rows],
+            numbers=None if self.numbers is None else self.numbers[rows],
+        )
 
     def attach(self, dataset: Dataset) -> Dataset:
         """Return a dataset of the rows' images with these targets; single labels it already has."""
@@ -90,7 +109,7 @@ class TargetColumns:
         if options.splits_cells:
             return self._split_cells(name, column, texts, str(options.separator), found)
         if options.several is None and options.labels is None and _are_decimals(texts):
-            return self._decimals(name, column, texts)
+            return self._decimals(name, texts)
         if any(texts) and all(text.startswith("[") and text.endswith("]") for text in texts if text):
             values = [() if not text else self._parse_list(name, column, code, text) for code, text in enumerate(texts)]
             return self._label_lists(name, CodedColumn(values, column.codes), found)
@@ -113,8 +132,8 @@ class TargetColumns:
                     f"classes are named, got {invalid[0]!r}"
                 )
         if several:
-            label_sets = LabelSets.from_codes([sorted(set(labels)) for labels in lists], column.codes, len(class_names))
-            return self._several(name, label_sets, class_names, "as lists", replace(found, several=True), {})
+            label_sets = LabelSets.from_lists(lists, len(class_names))[column.codes]
+            return self._several(name, label_sets, class_names, "as lists", replace(found, several=True))
         single = np.array([labels[0] if labels else -1 for labels in lists], np.int64)[column.codes]
         return Targets(replace(found, several=False), class_names, single)
 
@@ -128,7 +147,9 @@ class TargetColumns:
         class_names = natural_sorted(set(texts))
         number = {text: label for label, text in enumerate(class_names)}
         labels = np.array([number[text] for text in texts], np.int64)[column.codes]
-        notes = self._spelling_notes({text: column.row_of(code) for code, text in enumerate(texts)})
+        notes = self._spelling_notes(class_names, lambda text: column.row_of(texts.index(text)))
+        if found.separator is None and (example := next((text for text in texts if "," in text), None)):
+            notes.append(f"labels with a comma, such as {example!r}, are read as one label each; separator=, splits them")
         if len(class_names) > MAX_WHOLE_NUMBER_CLASSES and all(re.fullmatch(r"-?\d+", text, re.ASCII) for text in texts):
             notes.append(
                 f"the {len(class_names):,} whole numbers in {name} are taken as classes; target={name} predicts them as a "
@@ -137,64 +158,97 @@ class TargetColumns:
         return Targets(replace(found, several=False), class_names, labels, notes=tuple(notes))
 
     def _split_cells(self, name: str, column: CodedColumn, texts: list[str], separator: str | None, found: Columns) -> Targets:
-        lists = [_split(text, separator) for text in texts]
+        lists = (_split(text, separator) for text in texts)
         how = f"separated by {separator!r}; separator={NO_SEPARATOR} reads a cell as one label"
         found = replace(found, separator=separator, several=True)
-        return self._label_sets(name, CodedColumn(lists, column.codes), "one in each cell" if separator is None else how, found)
+        return self._label_sets(name, lists, column, "one in each cell" if separator is None else how, found)
 
     def _label_lists(self, name: str, column: CodedColumn, found: Columns) -> Targets:
         for code, value in enumerate(column.values):
             if not (value is None or (isinstance(value, tuple) and all(type(each) in (str, int) for each in value))):
-                kind = "a list with other values" if isinstance(value, tuple) else repr(value)
+                kind = "other values in a list" if isinstance(value, tuple) else repr(value)
                 raise VitrailError(
                     f"{self.table}, {self.row_name(column.row_of(code))}: {name} must be a list of names or whole numbers, as "
                     f"in other rows, got {kind}; write the labels as a list, [] for none"
                 )
-        lists = [tuple(str(each).strip() for each in value or ()) for value in column.values]
-        return self._label_sets(name, CodedColumn(lists, column.codes), "as lists", replace(found, several=True))
+        found = replace(found, several=True)
+        if is_multi_hot(column.values) and len(column.values[0]) > 2:  # two class numbers can be 0 and 1
+            matrix = np.array(column.values, np.uint8)
+            how = f"lists of {matrix.shape[1]} zeros and ones"
+            return self._several(
+                name, LabelSets.from_matrix(matrix)[column.codes], tuple(map(str, range(matrix.shape[1]))), how, found
+            )
+        lists = ([str(each).strip() for each in value or ()] for value in column.values)
+        return self._label_sets(name, lists, column, "as lists", found)
 
-    def _label_sets(self, name: str, column: CodedColumn, how: str, found: Columns) -> Targets:
-        """``column``: tuples of labels."""
-        first_code: dict[str, int] = {}
-        for code, labels in enumerate(column.values):
-            for label in labels:
-                first_code.setdefault(label, code)
-        if "" in first_code:
-            row = self.row_name(column.row_of(first_code[""]))
-            raise VitrailError(f"{self.table}, {row}: a label in {name} is empty; remove what separates it")
-        class_names = natural_sorted(first_code)
-        number = {text: label for label, text in enumerate(class_names)}
-        distinct = [sorted({number[label] for label in labels}) for labels in column.values]
-        label_sets = LabelSets.from_codes(distinct, column.codes, len(class_names))
+    def _label_sets(self, name: str, lists: Iterable[Sequence[str]], column: CodedColumn, how: str, found: Columns) -> Targets:
+        """``lists``: the labels of each distinct value of the column."""
+        numbers, members, sizes = Numbering(), array("i"), array("i")
+        for labels in lists:
+            members.extend(map(numbers.__getitem__, labels))
+            sizes.append(len(labels))
+
+        def first_code(label: str) -> int:
+            return int(np.searchsorted(np.cumsum(sizes), members.index(numbers[label]), side="right"))
+
+        if "" in numbers:
+            code = first_code("")
+            row, got = self.row_name(column.row_of(code)), column.values[code]
+            shown = repr(list(got) if isinstance(got, tuple) else got)[:60]
+            raise VitrailError(f"{self.table}, {row}: {name} has an empty label, got {shown}; remove it")
+        class_names = natural_sorted(numbers)
+        numbering = np.empty(len(numbers), np.int64)
+        numbering[[numbers[label] for label in class_names]] = np.arange(len(numbers))
+        distinct = LabelSets.from_members(numbering[np.array(members, np.intc)], np.array(sizes, np.int64), len(class_names))
         return self._several(
-            name, label_sets, class_names, how, found, {text: column.row_of(c) for text, c in first_code.items()}
+            name, distinct[column.codes], class_names, how, found, lambda label: column.row_of(first_code(label))
         )
 
     def _several(
-        self, name: str, label_sets: LabelSets, class_names: tuple[str, ...], how: str, found: Columns, rows: dict[str, int]
+        self,
+        name: str,
+        label_sets: LabelSets,
+        class_names: tuple[str, ...],
+        how: str,
+        found: Columns,
+        row_of: Callable[[str], int] | None = None,
     ) -> Targets:
+        """``row_of``: the first row with a label; None: labels are not spelled in rows."""
         sizes = label_sets.sizes()
         without = int((sizes == 0).sum())
         note = (
             f"{name} {'have' if name.startswith('the columns') else 'has'} several labels per image, {how}: "
             f"{len(class_names):,} labels, {sizes.mean():.1f} per image, {without:,} images without any"
         )
-        return Targets(found, class_names, label_sets=label_sets, notes=(note, *self._spelling_notes(rows)))
+        spelling = [] if row_of is None else self._spelling_notes(class_names, row_of)
+        return Targets(found, class_names, label_sets=label_sets, notes=(note, *spelling))
 
     def _indicator_columns(self) -> list[str]:
-        """Return the columns of zeros and ones."""
-        return [
-            name
-            for name, column in self.columns.items()
-            if column.values and all(_cell_text(value).lower() in INDICATORS for value in column.values)
-        ]
+        """Return the columns of zeros and ones, or of ones and minus ones."""
+        texts = {name: [_cell_text(value).lower() for value in column.values] for name, column in self.columns.items()}
+        names = [name for name in texts if any(texts[name]) and _indicators_of(texts[name]) is not None]
+        if len(names) > 1:
+            for name, values in texts.items():
+                invalid = [code for code, text in enumerate(values) if text not in INDICATORS]
+                if (
+                    name not in names
+                    and not {"0", "1"}.isdisjoint(values)
+                    and all(values[code] in ("", "-1") for code in invalid)
+                ):
+                    row = self.row_name(self.columns[name].row_of(invalid[0]))
+                    raise VitrailError(
+                        f"{self.table}, {row}: {name} must be 0 or 1, as in the other columns of zeros and ones, got "
+                        f"{values[invalid[0]] or 'nothing'}; correct it, or remove the column"
+                    )
+        return names
 
     def _indicators(self, names: list[str], options: Columns) -> Targets:
         """Read a column of zeros and ones per class; if every row has a single one, that is its label."""
         matrix = np.empty((self.num_rows, len(names)), np.uint8)
         for position, name in enumerate(names):
-            values = [INDICATORS[_cell_text(value).lower()] for value in self.columns[name].values]
-            matrix[:, position] = np.array(values, np.uint8)[self.columns[name].codes]
+            texts = [_cell_text(value).lower() for value in self.columns[name].values]
+            indicators = _indicators_of(texts) or INDICATORS
+            matrix[:, position] = np.array([indicators[text] for text in texts], np.uint8)[self.columns[name].codes]
         class_names = tuple(names)
         others = [name for name in self.columns if name not in names]
         ignored = f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not used" if others else ""
@@ -203,9 +257,7 @@ class TargetColumns:
             return Targets(replace(options, several=False), class_names, matrix.argmax(axis=1).astype(np.int64), notes=(note,))
         listed = f"the columns {', '.join(names[:MAX_LISTED])}{' ...' if len(names) > MAX_LISTED else ''}"
         how = f"a column of zeros and ones for each{ignored}"
-        return self._several(
-            listed, LabelSets.from_matrix(matrix), class_names, how, replace(options, several=True), dict.fromkeys(names, 0)
-        )
+        return self._several(listed, LabelSets.from_matrix(matrix), class_names, how, replace(options, several=True))
 
     def _parse_list(self, name: str, column: CodedColumn, code: int, text: str) -> tuple[Any, ...]:
         """Parse a cell such as ["hat", "shoe"], as JSON and Python write lists."""
@@ -213,21 +265,19 @@ class TargetColumns:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             value = None
-        if not isinstance(value, list):
+        if not isinstance(value, list) or re.search(
+            r"""[^\s,[]['"]\s+['"]""", text
+        ):  # Python joins 'a' 'b', as numpy writes a list
             row = self.row_name(column.row_of(code))
             raise VitrailError(f'{self.table}, {row}: {name} must be a list, got {text[:60]!r}; try ["hat", "shoe"]')
         return tuple(value)
 
-    def _spelling_notes(self, rows: dict[str, int]) -> list[str]:
-        """Return a note on labels that differ only in case, spaces or punctuation; ``rows``: where each occurs first."""
-        groups: dict[str, list[str]] = {}
-        for label in rows:
-            groups.setdefault(re.sub(r"[\W_]+", "", label).casefold() or label, []).append(label)
-        alike = [group for group in groups.values() if len(group) > 1]
+    def _spelling_notes(self, class_names: Sequence[str], row_of: Callable[[str], int]) -> list[str]:
+        """Return notes on labels that are hardly different; ``row_of``: where each occurs first."""
         return [
-            f"the labels {' and '.join(f'{label!r} ({self.row_name(rows[label])})' for label in group[:MAX_LISTED])} are "
+            f"the labels {' and '.join(f'{label!r} ({self.row_name(row_of(label))})' for label in group[:MAX_LISTED])} are "
             "spelled differently and so are different classes; use one spelling if they mean the same"
-            for group in alike[:MAX_LISTED]
+            for group in similar_names(class_names)[:MAX_LISTED]
         ]
 
     # Numbers ---------------------------------------------------------------------------------------------------------
@@ -239,8 +289,8 @@ class TargetColumns:
         numbers = np.stack([self._parse_numbers(name) for name in names], axis=1)
         return Targets(replace(options, targets=tuple(names)), numbers=numbers)
 
-    def _decimals(self, name: str, column: CodedColumn, texts: list[str]) -> Targets:
-        example = next(text for text in texts if not float(text).is_integer())
+    def _decimals(self, name: str, texts: list[str]) -> Targets:
+        example = next(text for text in texts if not _as_number(text).is_integer())
         note = (
             f"{name} has numbers such as {example}, which are predicted as numbers; labels_column={name} reads them as classes"
         )
@@ -255,17 +305,14 @@ class TargetColumns:
             got = _cell_text(column.values[code])
             raise VitrailError(
                 f"{self.table}, {self.row_name(column.row_of(code))}: the target {name} must be a number, got "
-                f"{got[:60] or 'nothing'!r}; correct it or remove the row"
+                f"{repr(got[:60]) if got else 'nothing'}; correct it or remove the row"
             )
         return values[column.codes]
 
 
-def missing_positives(targets: Targets, splits: ndarray, describe: Callable[[int], str]) -> list[str]:
-    """Return a note on the labels that occur, but not in train; ``splits``: of each row."""
-    if targets.label_sets is None:
-        return []
-    in_train = splits == "train"
-    if not in_train.any():
+def missing_positives(targets: Targets, in_train: Bool[ndarray, " n"], describe: Callable[[int], str]) -> list[str]:
+    """Return a note on the labels that occur, but not in train."""
+    if targets.label_sets is None or not in_train.any():
         return []
     counts = targets.label_sets.counts()
     missing = np.flatnonzero((counts > 0) & (targets.label_sets[np.flatnonzero(in_train)].counts() == 0)).tolist()
@@ -275,6 +322,11 @@ def missing_positives(targets: Targets, splits: ndarray, describe: Callable[[int
     ]
     more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
     return [f"no training image has the label {', '.join(listed)}{more}, so it cannot be learned"] if missing else []
+
+
+def _indicators_of(texts: Sequence[str]) -> dict[str, int] | None:
+    """Return what the values of a column of zeros and ones stand for; None if it is none."""
+    return next((known for known in (INDICATORS, SIGNED_INDICATORS) if known.keys() >= set(texts)), None)
 
 
 def _cell_text(value: Any) -> str:
@@ -296,9 +348,12 @@ def _as_number(value: Any) -> float:
 
 
 def _are_decimals(texts: list[str]) -> bool:
-    """Whether all values are numbers, and some are not whole. A missing one is then an error, not a class."""
-    numbers = [_as_number(text) for text in texts if text]
-    return bool(numbers) and all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
+    """Whether most values are numbers, and some are not whole. A missing one, or text, is then an error and not a class."""
+    some = list(itertools.islice(filter(None, texts), MAX_SAMPLED))
+    if 2 * sum(math.isfinite(_as_number(text)) for text in some) <= len(some):
+        return False  # before a million texts are tried
+    finite = [number for text in texts if math.isfinite(number := _as_number(text))]
+    return 2 * len(finite) > sum(map(bool, texts)) and not all(number.is_integer() for number in finite)
 
 
 def _detect_separator(texts: list[str]) -> str | None:
@@ -318,7 +373,7 @@ def _detect_separator(texts: list[str]) -> str | None:
     return None
 
 
-def _split(text: str, separator: str | None) -> tuple[str, ...]:
-    """Split a cell into labels; empty ones, as after a last separator, are left out."""
-    parts = [text] if separator is None else text.split(separator)
-    return tuple(part for part in map(str.strip, parts) if part)
+def _split(text: str, separator: str | None) -> list[str]:
+    """Split a cell into labels; an empty one after a last separator is left out."""
+    parts = [part.strip() for part in text.split(separator)] if separator is not None else [text]
+    return parts if parts[-1] else parts[:-1]
