@@ -3,7 +3,8 @@
 A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
 its class index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers
 to predict by name; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same
-images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
+images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
+(``resumable_folder.py``).
 """
 
 import io
