@@ -150,7 +150,7 @@ def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
     file_name = "`vitrail.json`" if format == "vitrail" else "`preprocessor_config.json`"
     return (
         f"Images are {resized[preprocess.fit]} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; "
-        "values from 0 to 1 are normalised with "
+        f"{'the bands' if preprocess.raw else 'values from 0 to 1'} are normalised with "
         f"mean {mean} and standard deviation {std}. Programs read this from {file_name}."
     )
 

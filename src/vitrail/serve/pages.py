@@ -64,7 +64,7 @@ def front_page(predictor: Predictor | None, source: str, config: ServeConfig) ->
     pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
     limits = f"Up to {config.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(description)}
-<form>{token}<p><input type=file name=files accept="image/*" multiple required>
+<form>{token}<p><input type=file name=files accept="image/*,.npy" multiple required>
 <p><label><input type=checkbox name=explain> show a saliency map</label>
 <label>of <input name=label placeholder="the most probable class" size=24></label><p><button>Predict</button></form>
 <div id=out></div><p>{limits} From a program:

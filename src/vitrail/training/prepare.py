@@ -10,6 +10,7 @@ import numpy as np
 
 from vitrail.augment.policy import get_policy
 from vitrail.config import override
+from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
@@ -30,6 +31,8 @@ from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
 from vitrail.weights.load import load, quiet_loading
 
+EIGHT_BIT_CHANNELS = 3
+COLOUR_NOTE = "RandAugment applies only its geometric operations to bands: those of colours are defined for 8-bit images"
 PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384  # the paper fine-tunes at a higher resolution
 
 
@@ -237,6 +240,8 @@ def dataset_context(
     native_size = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and same_size else None
     pixels = data.train.read(0) if same_size else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
+    bands = find_bands(data.train)
+    channels = channels if bands is None else bands.bands
     names = tuple(data.class_names)
     outputs = task.num_outputs(names)
     return RecipeContext(data.name, len(data.train), outputs, native_size, channels, model, image, class_names=names)
@@ -311,13 +316,42 @@ def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> 
 def _apply_options(
     recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
 ) -> PreparedRun:
-    recipe = replace(recipe, columns=data.columns)
-    changed, notes = options.apply(recipe, len(data.train))
+    matched, band_notes = match_bands(replace(recipe, columns=data.columns), data, progress)
+    changed, notes = options.apply(matched, len(data.train))
     if changed.fold is not None:
         splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
-        changed, notes = options.apply(recipe, len(splits.train))
+        changed, notes = options.apply(matched, len(splits.train))
         notes = (*notes, *_fold_notes(splits, options.folds))
-    return PreparedRun(changed, data, notes, folds=options.folds)
+    if changed.preprocess.raw and changed.augment.randaug_layers:
+        band_notes = (*band_notes, COLOUR_NOTE)
+    return PreparedRun(changed, data, (*band_notes, *notes), folds=options.folds)
+
+
+def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None = None) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe for the bands of a dataset, and notes: their number is that of the model's channels, and their mean and
+    standard deviation are measured, unless the recipe or its weights have those of as many bands."""
+    bands, preprocess = find_bands(data.train), recipe.preprocess
+    if bands is None:
+        if preprocess.raw and preprocess.channels != EIGHT_BIT_CHANNELS:
+            raise VitrailError(
+                f"the weights take {preprocess.channels} bands, and {data.name} has 8-bit images; name a dataset of such bands"
+            )
+        return recipe, ()
+    if preprocess.raw and preprocess.channels == bands.bands:
+        return recipe, (
+            f"images of {bands}, normalised by the mean and standard deviation that the weights or the recipe have",
+        )
+    measured = measure_bands(data.train, bands.bands, progress)
+    changed = replace(
+        recipe,
+        model=replace(recipe.model, channels=bands.bands),
+        preprocess=replace(preprocess, mean=measured.mean, std=measured.std, raw=True),
+    )
+    note = (
+        f"images of {bands}: model.channels={bands.bands}, and mean and standard deviation of each band are measured on "
+        f"{measured.num_images:,} training image{'s' * (measured.num_images != 1)} (preprocess.mean, preprocess.std)"
+    )
+    return changed, (note,)
 
 
 def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:

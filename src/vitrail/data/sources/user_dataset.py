@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.bad_image import BadImage
 from vitrail.data.class_names import deduplicate
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced, with_label_sets
 from vitrail.data.sources.image_like import check_image_like, describe_value, is_image_like, is_tensor, read_image_like
