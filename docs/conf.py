@@ -35,7 +35,10 @@ html_show_sphinx = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
 # In reading order. A page that is missing here cannot be reached, and the build warns.
-HOWTO = "own-images finetune pretrain weights evaluate look-inside deploy memory own-code own-task paper own-recipe questions"
+HOWTO = (
+    "own-images several-labels finetune pretrain weights evaluate look-inside deploy memory own-code own-task paper own-recipe "
+    "questions"
+)
 LAB = "variants compute shift data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {
     "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "lab/index", "coverage", "design", "log"],

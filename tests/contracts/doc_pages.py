@@ -77,13 +77,14 @@ def shorten(words: list[str]) -> list[str]:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create what the pages assume: labelled ``photos``, two runs on them, and published checkpoints."""
+    """Create what the pages assume: labelled ``photos`` and a table with several labels of them, two runs, and checkpoints."""
     source = vitrail.open_dataset("fashion").train
     for name, label in FASHION_CLASSES.items():
         (folder / "photos" / name).mkdir(parents=True)
         for number, index in enumerate((source.labels == label).nonzero()[0][:24]):
             pixels = np.asarray(source.read(int(index)))
             Image.fromarray(pixels[..., 0]).convert("RGB").resize((64, 64)).save(folder / "photos" / name / f"{number:03}.jpg")
+    _write_tags(folder)
     for name in ("mine", "other"):
         words = ["train", str(folder / "photos"), "--out", str(folder / "runs" / name), "--set", f"seed={len(name)}"]
         assert run(shorten(words)) == 0
@@ -91,6 +92,21 @@ def prepare_folder(folder: Path) -> None:
     save_stand_in(folder / "ViT-B_16.npz", "official", "tanh")
     save_stand_in(folder / Path(HUB_MODEL).name, "huggingface", "exact")
     save_stand_in(folder / "dinov2-s14", "huggingface", "exact")  # a folder goes before a published model of the same name
+
+
+def _write_tags(folder: Path) -> None:
+    """Write a table in which each photo has its class, every second one a further label, and every ninth none."""
+    rows = ["file,labels,split"]
+    for number, path in enumerate(sorted((folder / "photos").rglob("*.jpg"))):
+        labels = (
+            ""
+            if number % 9 == 8
+            else f"{path.parent.name};{'left' if number % 3 else 'right'}"
+            if number % 2
+            else path.parent.name
+        )
+        rows.append(f"{path.relative_to(folder)},{labels},{('validation', 'test', 'train', 'train')[number % 4]}")
+    (folder / "tags.csv").write_text("\n".join(rows))
 
 
 def save_stand_in(file: Path, origin: Literal["timm", "official", "huggingface"], gelu: str) -> None:

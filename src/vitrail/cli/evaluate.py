@@ -16,6 +16,7 @@ from vitrail.cli.options import (
     SeparatorOption,
     SplitOption,
     TargetOption,
+    column_options,
     select_speedups,
     warn_about_compiling,
 )
@@ -24,7 +25,6 @@ from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.classification import ClassificationEvaluation, PairedComparison
     from vitrail.evaluation.resampled import ResampledEvaluation
@@ -60,6 +60,7 @@ def evaluate(
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.leakage import open_for_evaluation
@@ -273,7 +274,7 @@ def _print_header(result: "Evaluation", classes: str = "") -> None:
         soft_wrap=True,
     )
     for note in result.notes:
-        screen.print(f"  {printable(note)}", soft_wrap=True)
+        screen.print(f"  {printable(column_options(note))}", soft_wrap=True)
 
 
 def _count_classes(result: "ClassificationEvaluation") -> str:

@@ -33,7 +33,7 @@ class TTAPredictor(Predictor):
 
     def outputs(self, images: UInt8[ndarray, "b high wide c"]) -> Float32[ndarray, "b k"]:
         logits = torch.stack([torch.from_numpy(self.predictor.outputs(view)) for view in self._iter_views(images)]).double()
-        if self.task.config.loss == "sigmoid":
+        if self.task.has_sigmoid:
             mean = _log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits))
         else:
             mean = _log_mean(logits.log_softmax(-1))

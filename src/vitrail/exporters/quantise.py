@@ -24,7 +24,7 @@ from vitrail.data.sources.dataset import Progress
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import save_onnx, to_onnx
-from vitrail.exporters.parity import compute_agreement, top1_accuracies
+from vitrail.exporters.parity import compute_agreement, labelled_scores
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.exporters.smoothquant import smooth_activations
 from vitrail.inference.onnx_predictor import INPUT_NAME, create_inference_session
@@ -75,8 +75,10 @@ def quantise(
     for num_float in range(len(worst_first) + 1):
         int8_layers = tuple(worst_first[num_float:])
         outputs = graph.outputs(samples.images, int8_layers)
-        top1 = top1_accuracies(task, outputs, expected, samples.labels)
-        drop = 1 - compute_agreement(task, outputs, expected, model.config.classes > 0) if top1 is None else top1[1] - top1[0]
+        if (scores := labelled_scores(task, outputs, expected, samples)) is not None:
+            drop = scores[1] - scores[0]
+        else:
+            drop = 1 - compute_agreement(task, outputs, expected, model.config.classes > 0)
         report_progress(f"{num_float} layers in float lose {100 * drop:.1f} points", num_float, None)
         if drop <= max_drop:
             break

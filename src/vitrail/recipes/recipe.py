@@ -11,6 +11,7 @@ from vitrail.augment.policy import Policy
 from vitrail.config import added, override, validate
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
+from vitrail.data.sources.content_split import Fold
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
@@ -110,6 +111,7 @@ class Recipe:
     keep_checkpoints: int = 2  # how many of the newest are kept
     early_stop_patience: int | None = None  # evaluations without improvement before stopping early
     max_bad_fraction: float = 0.05  # fraction of the images that may be unusable
+    fold: Fold | None = added(None)  # noqa: RUF009  # the test split, of a cross-validation; the other folds are the rest
 
     def __post_init__(self) -> None:
         validate(self)

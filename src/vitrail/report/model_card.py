@@ -14,11 +14,19 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import printable
 from vitrail.models.config import ModelConfig, ResNetConfig, format_size
 from vitrail.models.cost import cost
-from vitrail.report.model_card_yaml import METRIC_NAMES, CardFormat, is_worth_listing, reported_split, section, yaml_header
+from vitrail.report.model_card_yaml import (
+    METRIC_NAMES,
+    CardFormat,
+    has_several_labels,
+    is_worth_listing,
+    reported_split,
+    section,
+    yaml_header,
+)
 
 MAX_LISTED_CLASSES = 100  # class names listed
 NORMAL_QUANTILE = 1.96  # normal quantile of a 95 % interval
-UNSCALED_METRICS = ("loss", "ece")  # the others are fractions, shown in percent
+UNSCALED_METRICS = ("loss", "ece", "coverage")  # the others are fractions, shown in percent
 
 
 def model_card(
@@ -28,10 +36,12 @@ def model_card(
     format: CardFormat = "vitrail",
     num_images: Mapping[str, int] | None = None,
     assumed: Sequence[str] = (),
+    class_metrics: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the card of the model ``owner/name`` from its metadata, the content of ``vitrail.json``.
 
     ``num_images``: size of each evaluated split, where known. ``assumed``: settings that the weight file did not record.
+    ``class_metrics``: of a model that predicts several labels per image, the metrics of each, as its run's result has them.
     """
     config: ModelConfig = parse_value(metadata.get("model"), ModelConfig, "model")
     parts = [
@@ -40,7 +50,7 @@ def model_card(
         f"## Usage\n\n{_usage(config, name, format)}",
         f"## Evaluation\n\n{_evaluation(metadata, config, num_images or {})}",
         f"## Preprocessing\n\n{_preprocessing(metadata, format)}",
-        *([f"## Classes\n\n{_class_names(metadata, config)}"] if config.classes else []),
+        *([f"## Classes\n\n{_classes(metadata, config, class_metrics)}"] if config.classes else []),
         f"## Training\n\n{_training(metadata)}",
         "## Limitations\n\n" + "\n".join(f"- {line}" for line in _limitations(metadata, config, assumed)),
         _footer(metadata),
@@ -68,7 +78,9 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     colours = {1: "grey", 3: "colour"}.get(config.channels, f"{config.channels}-channel")
     size = f"{costs.parameters:,} parameters, {costs.macs:,} multiply-adds per image"
     lines = [f"{architecture}, for {colours} images of {format_size(config.image)} pixels: {size}."]
-    if config.classes:
+    if config.classes and has_several_labels(metadata):
+        lines.append(f"It predicts which of {config.classes:,} labels an image has: several, one or none.")
+    elif config.classes:
         lines.append(f"It classifies images into {config.classes:,} classes.")
     else:
         lines.append("It has no classifier: it extracts features from images, and is a starting point for fine-tuning.")
@@ -143,6 +155,28 @@ def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
     )
 
 
+def _classes(metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Sequence[Mapping[str, Any]]) -> str:
+    """List the classes; of a model that predicts several labels per image, with their thresholds and average precision."""
+    names, thresholds = metadata.get("class_names"), section(metadata, "task_state").get("thresholds")
+    if not (names and thresholds and len(names) == len(thresholds)):
+        return _class_names(metadata, config)
+    text = (
+        "A label is predicted if its probability, the sigmoid of its logit, reaches its threshold, which was chosen on "
+        "validation. Programs other than Vitrail have to apply the thresholds themselves.\n\n"
+    )
+    measured = {row["name"]: row for row in class_metrics}
+    rows = [
+        f"| label | threshold |{' average precision | images |' if measured else ''}",
+        f"|---|---|{'---|---|' if measured else ''}",
+    ]
+    for name, threshold in list(zip(names, thresholds, strict=True))[:MAX_LISTED_CLASSES]:
+        metrics = measured.get(name)
+        cells = f" {metrics['ap']:.1%} | {metrics['support']:,} |" if metrics and metrics["support"] else " | |"
+        rows.append(f"| {_code(name)} | {threshold:.3f} |{cells if measured else ''}")
+    more = f"\n\nand {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
+    return text + "\n".join(rows) + more
+
+
 def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     names = metadata.get("class_names")
     if not names:
@@ -153,7 +187,7 @@ def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
 
 def _training(metadata: Mapping[str, Any]) -> str:
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
-    if not recipe:
+    if "steps" not in recipe:  # the task may be recorded alone
         return "Not recorded."
     optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
     task = section(recipe, "task")
@@ -181,7 +215,7 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
         settings = "; ".join(_without_hint(item) for item in assumed)
         yield f"The weight file does not record everything; these settings were assumed: {printable(settings)}."
     if config.classes:
-        sigmoid = section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
+        sigmoid = has_several_labels(metadata) or section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"
         yield f"It has only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
     else:

@@ -63,7 +63,8 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
         "top": top_classes(vit, probabilities[-1]),
         "full_attention": "attention" in arrays,
         "preprocess": _preprocessing(original.size, preprocess),
-        "sigmoid": getattr(model_task(vit).config, "loss", None) == "sigmoid",
+        "sigmoid": (task := model_task(vit)).has_sigmoid,
+        "thresholds": None if (thresholds := task.threshold_row()) is None else thresholds.tolist(),
     }
     return metadata, check_finite_arrays(arrays)
 

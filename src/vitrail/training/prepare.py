@@ -14,6 +14,7 @@ from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
@@ -47,6 +48,7 @@ class RecipeOptions:
     augment: str | None = None
     fit: Fit | None = None
     columns: Columns = ANY_COLUMNS  # of the targets
+    folds: int | None = None  # of a cross-validation
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -96,6 +98,7 @@ class RecipeOptions:
             "compile": ("compile", "true" if self.compile else None),
             "epochs": ("steps", self.epochs),
             "augment": ("augment", self.augment),
+            "folds": ("fold.of", self.folds),
             "fit": ("preprocess.fit", self.fit),
         }
         replaced = ("epochs", "augment", "fit")  # by ``apply``
@@ -115,6 +118,7 @@ class PreparedRun:
     data: DatasetSplits
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # of the run; None: open
+    folds: int | None = None  # of a cross-validation, of which ``recipe`` is the first; None: a single run
 
     def with_out(self, out: Path | None) -> "PreparedRun":
         """Return it with a run folder of the user's choice, unless it has one because it resumes a run."""
@@ -143,7 +147,7 @@ def prepare_training(
     context = dataset_context(opened, learned, model, image)
     is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
     selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
-    prepared = _apply_options(selected, opened, options)
+    prepared = _apply_options(selected, opened, options, progress)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -171,7 +175,7 @@ def prepare_pretraining(
         options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
     opened = _open(data, options, None, progress, group, labelled=False)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
-    return _apply_options(get_recipe(method, context), opened, options)
+    return _apply_options(get_recipe(method, context), opened, options, progress)
 
 
 def prepare_finetuning(
@@ -195,7 +199,7 @@ def prepare_finetuning(
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task, learned), opened, options), model
+    return _apply_options(_with_task(selected, task, learned), opened, options, progress), model
 
 
 def prepare_recipe(
@@ -219,7 +223,7 @@ def prepare_recipe(
         opened = open_training_data(changed, progress, options.data or data)
     if data is not None:
         recipe = replace(recipe, data=opened.name)
-    return _apply_options(recipe, opened, options)
+    return _apply_options(recipe, opened, options, progress)
 
 
 def dataset_context(
@@ -304,9 +308,23 @@ def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> 
     return replace(recipe, task=learned, augment=augment)
 
 
-def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions) -> PreparedRun:
-    changed, notes = options.apply(replace(recipe, columns=data.columns), len(data.train))
-    return PreparedRun(changed, data, notes)
+def _apply_options(
+    recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
+) -> PreparedRun:
+    recipe = replace(recipe, columns=data.columns)
+    changed, notes = options.apply(recipe, len(data.train))
+    if changed.fold is not None:
+        splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
+        changed, notes = options.apply(recipe, len(splits.train))
+        notes = (*notes, *_fold_notes(splits, options.folds))
+    return PreparedRun(changed, data, notes, folds=options.folds)
+
+
+def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:
+    if folds is None:
+        return []
+    num_images = sum(map(len, splits.splits.values()))
+    return [f"cross-validation of {num_images:,} images: {folds} runs, each tested on the fold that it does not train on"]
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:

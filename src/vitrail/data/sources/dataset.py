@@ -25,7 +25,7 @@ from PIL import Image
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
@@ -417,12 +417,12 @@ def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
     return max(max_bad_fraction * num_images, 1.0) if max_bad_fraction else 0.0
 
 
-def label_name(dataset: Dataset, index: int) -> str:
+def label_name(dataset: Dataset, index: int, separator: str = ", ") -> str:
     """Return the class name of an image, or the names of its classes or its numbers; empty if it is not labelled."""
     if (label_sets := dataset.label_sets) is not None:
-        return ", ".join(dataset.class_names[label] for label in label_sets.classes_of(index))
+        return separator.join(dataset.class_names[label] for label in label_sets.classes_of(index))
     if dataset.target_names:
-        return ", ".join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
+        return separator.join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
     label = int(dataset.labels[index])
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
 
@@ -486,6 +486,7 @@ class DatasetSplits:
     notes: tuple[str, ...] = ()  # remarks for the user
     split_fractions: SplitFractions | None = None  # fractions split off by content, if splits were missing
     columns: Columns = ANY_COLUMNS  # where the targets were found, for a later command to read them in the same way
+    fold: Fold | None = None  # of a cross-validation, if these are its splits
 
     @property
     def class_names(self) -> tuple[str, ...]:

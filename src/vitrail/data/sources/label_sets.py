@@ -80,9 +80,12 @@ class LabelSets:
         """Return the classes of an image."""
         return self.members[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])].tolist()
 
-    def counts(self) -> Int[ndarray, " k"]:
-        """Count the images of each class."""
-        return np.bincount(self.members, minlength=self.num_classes)
+    def counts(self, copies: Int[ndarray, " n"] | None = None) -> Int[ndarray, " k"]:
+        """Count the images of each class. ``copies``: how often each image counts; None: once."""
+        if copies is None:
+            return np.bincount(self.members, minlength=self.num_classes)
+        counts = np.bincount(self.members, np.repeat(copies, self.sizes()), minlength=self.num_classes)
+        return counts.astype(np.int64)
 
     def sizes(self) -> Int[ndarray, " n"]:
         """Count the classes of each image."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits
 from vitrail.config import override, validate
@@ -38,6 +39,7 @@ from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled
 from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
 from vitrail.data.sources.labels import canonical_split, natural_sorted
 from vitrail.data.sources.panes.dataset import build_panes
+from vitrail.data.sources.strata import strata_of
 from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
@@ -45,7 +47,8 @@ from vitrail.data.sources.user_dataset import as_dataset
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
-NO_SPLITS_NOTE = "no splits given"
+NO_SPLITS_NOTE, NO_VALIDATION_NOTE = "no splits given", "no validation split given"
+SPLIT_NOTES = (NO_SPLITS_NOTE, NO_VALIDATION_NOTE)
 INDEX_STREAM = 0x696E6478  # in place of an epoch, so that these draws differ from those of augmentation
 
 
@@ -301,7 +304,7 @@ def _complete_splits(
         used_fractions = SplitFractions(split_fractions.validation, 0.0)
         how = "content" if completed["train"].is_deterministic else "index"
         completed |= _split_off(completed["train"], used_fractions, progress)
-        notes = [*notes, f"no validation split given; it is split off from train by {how}"]
+        notes = [*notes, f"{NO_VALIDATION_NOTE}; it is split off from train by {how}"]
     nothing = empty_dataset(next(iter(completed.values())))
     train, validation, test = (completed.get(split) or nothing for split in ("train", "validation", "test"))
     content = fingerprint(train, validation, test)
@@ -317,11 +320,16 @@ def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Prog
         good, bad, keys = image_index.good, image_index.bad, image_index.file_keys()
     else:
         good, bad = np.arange(len(dataset)), np.zeros(0, np.int64)
-        keys = random_bits(0, INDEX_STREAM, good, 0)[:, 0]
-    assigned = split_by_content_hash(keys[good], dataset.labels[good], split_fractions)
+        keys = random_keys(good)
+    assigned = split_by_content_hash(keys[good], strata_of(dataset)[good], split_fractions)
     parts = {split: good[positions] for split, positions in assigned.items()}
     parts["train"] = np.sort(np.concatenate([parts["train"], bad]))
     return {split: select_images(dataset, indices) for split, indices in parts.items() if len(indices)}
+
+
+def random_keys(indices: ndarray) -> ndarray:
+    """Return a random key per index, to divide images whose content differs each time they are read."""
+    return random_bits(0, INDEX_STREAM, indices, 0)[:, 0]
 
 
 def training_notes(train: Dataset) -> list[str]:
