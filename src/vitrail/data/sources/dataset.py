@@ -26,12 +26,14 @@ from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
 
 Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
 
 MAX_BAD_FRACTION = 0.05  # fraction of the images that may be unusable
 MAX_FILE_BYTES = 2**28  # bytes: a file larger than 256 MiB is not taken for an image
+NOT_PLAIN = re.compile(rb"(?:^|[/\0])\.(?:[/\0]|$)|//|/(?:\0|$)")  # in paths joined by zeros: what Path would normalise
 NUM_SAMPLED = 16  # images that identify a dataset which has no better key
 
 
@@ -203,7 +205,10 @@ class ImageFileDataset(Dataset):
         return self.root, self.paths
 
     def content_key(self) -> bytes:
-        return "\0".join(str(Path(path)) for path in self.paths).encode(errors="surrogateescape")
+        joined = join_strings(self.paths)
+        if os.sep == "/" and not NOT_PLAIN.search(joined):  # a million Path objects take ten seconds
+            return joined
+        return join_strings([str(Path(path)) for path in self.paths])
 
     def cache_key(self) -> bytes:
         folder = self.root.absolute()
