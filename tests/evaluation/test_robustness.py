@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy import ndarray
 from PIL import Image
-from sklearn.metrics import label_ranking_average_precision_score  # type: ignore[import-untyped]
+from sklearn.metrics import label_ranking_average_precision_score
 from torch import Tensor
 from torch.testing import assert_close
 
