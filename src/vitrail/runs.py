@@ -4,10 +4,10 @@ The commands of the same names prepare a run by the same functions and train it 
 what they have prepared.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from vitrail.io import atomic_write
 from vitrail.models.config import Pair
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.task_config import TaskConfig
+from vitrail.report.cross_validation_page import cross_validation_page
 from vitrail.report.run_page import run_page
 from vitrail.system import is_main_process
 from vitrail.tasks.task import Loss
 from vitrail.training.autotune import AutoTune
-from vitrail.training.callbacks import Callback
+from vitrail.training.callbacks import Callback, CallbackList
 from vitrail.training.continue_run import prepare_resumption
+from vitrail.training.cross_validation import CrossValidation, TrainFold, cross_validate
 from vitrail.training.dataset import check_training_data
 from vitrail.training.prepare import (
     PreparedRun,
@@ -44,6 +46,14 @@ from vitrail.training.trainer import Hardware, fit
 ImageSize = int | tuple[int, int]
 
 
+@overload
+def train(data: Any = None, *, folds: None = None, **options: Any) -> TrainedRun: ...
+
+
+@overload
+def train(data: Any = None, *, folds: int, **options: Any) -> CrossValidation: ...
+
+
 def train(
     data: Any = None,
     *,
@@ -53,8 +63,9 @@ def train(
     task: TaskConfig | None = None,
     resume: str | Path | None = None,
     recipe_from: str | Path | None = None,
+    folds: int | None = None,
     **options: Any,
-) -> TrainedRun:
+) -> TrainedRun | CrossValidation:
     """Train a model from random weights on a dataset: a path, a name, or an object with images and labels by index; None means
     ``fashion``, the embedded images.
 
@@ -63,6 +74,10 @@ def train(
     a ``recipe.json`` to take the recipe from. Both open the dataset by its name in the recipe, unless ``data`` gives it: an
     object of your own has no name to open.
 
+    ``folds``, such as 5, cross-validates instead: so many runs, each of which is tested on the part of the images that it does
+    not train on. The ``CrossValidation`` has ``folds``, ``metrics`` (means), their ``intervals`` and ``out_of_fold``, the
+    predictions for all images.
+
     ``labels_column``, ``separator`` and ``target`` say where and how a table holds its targets, as in ``vitrail.open_dataset``.
     Further options, the same for ``finetune`` and ``pretrain``: ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
     ``seed``, ``precision``, ``compile``, ``augment``, ``fit``; ``settings``, a dict of any recipe fields such as
@@ -70,13 +85,13 @@ def train(
     ``workers``; ``callbacks``; ``transform``, a function of a training image in place of the recipe's augmentation; ``loss``,
     a function of outputs and targets in place of the task's.
     """
-    recipe_options, out, run_options = _split_options(options)
+    recipe_options, out, run_options = _split_options(options, folds)
     chosen = {"model": model, "recipe": recipe, "image_size": image_size, "task": task}
     _check_names(model=model, recipe=recipe)
     _check_task(task)
     with process_group() as group:
         if resume is not None:
-            _check_left_out("resume", {**chosen, "recipe_from": recipe_from})
+            _check_left_out("resume", {**chosen, "recipe_from": recipe_from, "folds": folds})
             run = Run(check_folder(resume, "resume").expanduser())
             own = {name: run_options[name] for name in ("transform", "loss")}
             prepared = prepare_resumption(run, recipe_options, out, group=group, data=data, **own)
@@ -86,7 +101,15 @@ def train(
         else:
             source = "fashion" if data is None else data
             prepared = prepare_training(source, recipe, model, _pair(image_size), recipe_options, group=group, task=task)
-        return run_prepared(prepared.with_out(out), **run_options, group=group)
+        return _run(prepared.with_out(out), run_options, group)
+
+
+@overload
+def finetune(weights: str | Path, data: Any, *, folds: None = None, **options: Any) -> TrainedRun: ...
+
+
+@overload
+def finetune(weights: str | Path, data: Any, *, folds: int, **options: Any) -> CrossValidation: ...
 
 
 def finetune(
@@ -97,14 +120,15 @@ def finetune(
     image_size: ImageSize | None = None,
     trainable: str = "all",
     task: TaskConfig | None = None,
+    folds: int | None = None,
     **options: Any,
-) -> TrainedRun:
+) -> TrainedRun | CrossValidation:
     """Fine-tune pretrained weights on a dataset: ``finetune("ViT-B_16.npz", "photos/", epochs=5)``.
 
     ``weights`` is what ``vitrail.load`` reads; ``trainable`` is ``all``, ``head`` or ``last:N`` blocks. The other options are
     those of ``train``.
     """
-    recipe_options, out, run_options = _split_options(options)
+    recipe_options, out, run_options = _split_options(options, folds)
     if not isinstance(weights, str | Path):
         raise VitrailError(
             f"weights must be a path or hf:owner/name, got {describe_value(weights)}; vitrail.save(model, folder) makes a path"
@@ -115,7 +139,7 @@ def finetune(
         prepared, _ = prepare_finetuning(
             str(weights), data, recipe, _pair(image_size), trainable, recipe_options, group=group, task=task
         )
-        return run_prepared(prepared.with_out(out), **run_options, group=group)
+        return _run(prepared.with_out(out), run_options, group)
 
 
 def pretrain(
@@ -161,14 +185,41 @@ def run_prepared(
     return trained
 
 
+def run_folds(
+    prepared: PreparedRun,
+    train_fold: TrainFold,
+    autotune: AutoTune,
+    loss: Loss | None,
+    group: ProcessGroup,
+    on_message: Callable[[str], None],
+) -> CrossValidation:
+    """Train the folds of a cross-validation by ``train_fold``, and write the report of all."""
+    validated = cross_validate(prepared, train_fold, autotune, loss, group, on_message)
+    if group.is_main and not validated.report.is_file():
+        atomic_write(validated.report, cross_validation_page(validated))
+    return validated
+
+
+def _run(prepared: PreparedRun, options: dict[str, Any], group: ProcessGroup) -> TrainedRun | CrossValidation:
+    """Train a prepared run, or the folds of a cross-validation."""
+    if prepared.folds is None:
+        return run_prepared(prepared, **options, group=group)
+
+    def train_fold(fold: PreparedRun, autotune: AutoTune) -> TrainedRun:
+        return run_prepared(fold, **{**options, "autotune": autotune}, group=group)
+
+    on_message = CallbackList(options["callbacks"] if group.is_main else ()).on_message
+    return run_folds(prepared, train_fold, options["autotune"], options["loss"], group, on_message)
+
+
 RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment", "fit")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
 COLUMN_OPTIONS = ("labels_column", "separator", "target")
 OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}
 
 
-def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, Path | None, dict[str, Any]]:
-    """Divide options into those of the recipe, the run folder, and those of its run."""
+def _split_options(options: Mapping[str, Any], folds: Any = None) -> tuple[RecipeOptions, Path | None, dict[str, Any]]:
+    """Divide options into those of the recipe, with the number of folds, the run folder, and those of its run."""
     options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
     known, recipe_fields = (*RECIPE_OPTIONS, *COLUMN_OPTIONS, *RUN_OPTIONS), [field.name for field in fields(Recipe)]
     for name in options.keys() - set(known):
@@ -195,6 +246,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, Path | No
     }
     recipe_options = {name: options[name] for name in RECIPE_OPTIONS if name in options}
     recipe_options["columns"] = choose_columns(*(options.get(name) for name in COLUMN_OPTIONS))
+    recipe_options["folds"] = None if folds is None else parse_value(folds, int, "folds")
     return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **recipe_options), out, run_options
 
 

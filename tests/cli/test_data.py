@@ -15,6 +15,7 @@ from tests.data.images import write_class_folders, write_image
 from tests.tiers import quick_first
 from vitrail.cli.main import run
 from vitrail.data.pack_reader import read_pack
+from vitrail.data.sources.open import open_dataset
 from vitrail.evaluation.probe import load_suite
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,93 @@ def test_the_page_is_self_contained_and_runs_nothing(folder: Path, tmp_path: Pat
     assert "&lt;b&gt; [x]" in text
     assert "leak.jpg" in text
     assert str(tmp_path / "check.html") in capsys.readouterr().out
+
+
+def write_table(folder: Path, header: str, targets: list[str]) -> Path:
+    """Write images and a table of them in train and validation."""
+    for number in range(len(targets)):
+        write_image(folder / f"{number}.jpg", number)
+    rows = [f"{number}.jpg,{target},{'val' if number % 4 == 3 else 'train'}" for number, target in enumerate(targets)]
+    (folder / "t.csv").write_text("\n".join([f"path,{header},split", *rows]))
+    return folder / "t.csv"
+
+
+def test_check_of_several_labels_says_which_occur_together(tmp_path: Path, capsys: Capture) -> None:
+    table = write_table(tmp_path, "tags", ["hat;<tie>", "hat;<tie>", "", "hat", "Hat;shoe", "shoe", "hat;shoe", "hat"])
+    page = tmp_path / "check.html"
+    assert run(["data", "check", str(table), "--json", "--page", str(page)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["labels_per_image"] == {"mean": 11 / 8, "max": 2}
+    assert answer["unlabelled"] == {"train": 1, "validation": 0}
+    assert answer["pairs"][0] == {"labels": ["hat", "<tie>"], "images": 2, "jaccard": 0.4}
+    assert answer["absent"] == {"validation": ["<tie>", "Hat", "shoe"]}
+    assert answer["similar"] == [["Hat", "hat"]]
+    assert answer["classes"]["hat"] == {"train": 3, "validation": 2, "test": 0}
+    text = page.read_text()
+    assert "Labels that occur together" in text
+    assert "&lt;tie&gt;" in text
+    assert "<tie>" not in text
+    assert run(["data", "check", str(table)]) == 0
+    printed = capsys.readouterr().out
+    assert "labels per image: 1.38 on average, at most 2" in printed
+    assert "no validation image has the label <tie>, Hat, shoe" in printed
+    assert "almost the same name: 'Hat' and 'hat'" in printed
+    assert run(["data", "check", str(table), "--separator", "none"]) == 2
+    assert "line 4: the label is empty" in capsys.readouterr().err
+
+
+def test_check_of_numbers_names_outliers(tmp_path: Path, capsys: Capture) -> None:
+    table = write_table(tmp_path, "age,label", [f"{30 + number},x" for number in range(11)] + ["999,x"])
+    page = tmp_path / "check.html"
+    assert run(["data", "check", str(table), "--target", "Age", "--json", "--page", str(page)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["numbers"]["age"]["train"] == {
+        "minimum": 30, "mean": 35, "maximum": 40, "std": pytest.approx(3.3, abs=0.1), "missing": 0,
+    }  # fmt: skip
+    assert [(Path(each["location"]).name, each["value"], each["split"]) for each in answer["outliers"]] == [
+        ("11.jpg", 999, "validation")
+    ]
+    assert answer["classes"] == {}
+    assert "Outliers (1)" in page.read_text()
+    assert run(["data", "check", str(table), "--target", "age"]) == 0
+    assert "age 999: " in capsys.readouterr().out
+    assert run(["data", "check", str(table), "--target", "edge"]) == 2
+    assert "has no column 'edge' for the target; it has age, label, split; did you mean 'age'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("augment", ["none", "strong2"])
+def test_show_draws_several_labels_and_numbers(augment: str, tmp_path: Path, capsys: Capture) -> None:
+    table = write_table(
+        tmp_path, "tags,age", [f"hat;{name},{number}" for number, name in enumerate(["tie", "shoe", "bag"] * 3)]
+    )
+    command = [
+        "data",
+        "show",
+        str(table),
+        "--out",
+        str(tmp_path / "b.png"),
+        "--batch-size",
+        "3",
+        "--image-size",
+        "32",
+        "--json",
+    ]
+    assert run([*command, "--augment", augment]) == 0
+    labels = json.loads(capsys.readouterr().out)["labels"]
+    assert all("hat" in label and ", " in label for label in labels)
+    assert any("%" in label for label in labels) == (augment == "strong2")
+    assert run([*command, "--target", "age", "--split", "validation"]) == 0
+    assert json.loads(capsys.readouterr().out)["labels"] == ["3", "7"]
+
+
+def test_pack_and_shard_take_the_columns_of_the_targets(tmp_path: Path, capsys: Capture) -> None:
+    table = write_table(tmp_path, "worn,age,label", ["hat|tie,3,x", "hat,4,y", ",5,x", "tie,6,y"])
+    assert run(["data", "pack", str(table), str(tmp_path / "a.pack"), "--labels-column", "worn", "--separator", "|"]) == 0
+    assert read_pack(tmp_path / "a.pack")[0]["train"].class_names == ("hat", "tie")
+    assert run(["data", "shard", str(table), str(tmp_path / "shards"), "--target", "age", "--target", "label"]) == 2
+    assert "line 2: the target label must be a number, got 'x'" in capsys.readouterr().err
+    assert run(["data", "shard", str(table), str(tmp_path / "shards"), "--target", "age"]) == 0
+    assert open_dataset(tmp_path / "shards").target_names == ("age",)
 
 
 @pytest.mark.parametrize("augment", ["none", "strong2", "textbook", "eval"])

@@ -205,7 +205,7 @@ def test_running_out_of_memory_is_not_the_images_fault(tmp_path: Path, monkeypat
         raise MemoryError
 
     root = write_class_folders(tmp_path, {"a": 4, "b": 4})
-    monkeypatch.setattr(image_index, "decode", greedy)
+    monkeypatch.setattr(image_index, "decode_bands", greedy)
     assert len(check_dataset(open_dataset(root)).bad) == 8
     monkeypatch.undo()
     assert check_dataset(open_dataset(root)).ok  # and it was not cached
@@ -255,3 +255,34 @@ def test_built_in_datasets_have_no_leaks() -> None:
     assert report.ok
     assert report.image_formats == {"pixels": 280}
     assert np.array_equal(sorted(report.data.class_names), sorted(open_dataset("panes").class_names))
+
+
+def test_the_fingerprint_has_several_labels_and_numbers(tmp_path: Path) -> None:
+    for number in range(6):
+        write_image(tmp_path / f"{number}.jpg", number)
+
+    def content_fingerprint(header: str, targets: list[str], order: list[int], target: str | None = None) -> str:
+        rows = [f"{number}.jpg,{targets[number]},{'train' if number < 4 else 'val'}" for number in order]
+        (tmp_path / "t.csv").write_text("\n".join([f"path,{header},split", *rows]))
+        return check_dataset(open_dataset(tmp_path / "t.csv", target=target)).data.fingerprint
+
+    several = ["a;b", "b", "", "a;c", "c", "a"]
+    first = content_fingerprint("labels", several, [0, 1, 2, 3, 4, 5])
+    assert content_fingerprint("labels", ["b;a", *several[1:]], [3, 1, 5, 0, 2, 4]) == first  # whatever the order
+    assert content_fingerprint("labels", ["a;c", *several[1:3], "a;b", *several[4:]], [0, 1, 2, 3, 4, 5]) != first
+    ages = ["1", "2", "3", "4", "5", "6.5"]
+    numbers = content_fingerprint("age", ages, [0, 1, 2, 3, 4, 5], target="age")
+    assert content_fingerprint("age", ages, [4, 1, 3, 0, 5, 2], target="age") == numbers
+    assert content_fingerprint("age", ["2", "1", *ages[2:]], [0, 1, 2, 3, 4, 5], target="age") != numbers
+    assert content_fingerprint("size", ages, [0, 1, 2, 3, 4, 5], target="size") != numbers
+
+
+def test_equal_images_with_other_sets_of_labels_or_numbers_are_a_conflict(tmp_path: Path) -> None:
+    for number in range(4):
+        write_image(tmp_path / f"{number}.jpg", number // 2)
+    for header, targets in (("labels", ["a;b", "b;a", "a;c", "c"]), ("label", ["0.5", "0.5", "1.5", "2.5"])):
+        rows = [f"{number}.jpg,{target},train" for number, target in enumerate(targets)]
+        (tmp_path / "t.csv").write_text("\n".join([f"path,{header},split", *rows]))
+        report = check_dataset(open_dataset(tmp_path / "t.csv"))
+        assert len(report.duplicates) == len(report.conflicts) == 1
+        assert {Path(where).name for where in report.conflicts[0].locations} == {"2.jpg", "3.jpg"}

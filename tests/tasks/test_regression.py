@@ -221,7 +221,7 @@ def test_what_cannot_be_learned_is_refused(table: Path, tmp_path: Path) -> None:
         ([(image, 3.5) for image in IMAGES], {}, r"the target target is 3.5 for every training image .*nothing to learn"),
         (list(zip(IMAGES, [1.5, math.nan, *GREYS[2:]], strict=True)), {}, r"image \d+: the target target must be a finite"),
         ([(image, [grey, math.inf]) for image, grey in zip(IMAGES, GREYS, strict=True)], {}, "target_1 must be a finite"),
-        ([(image, index % 2) for index, image in enumerate(IMAGES)], {"task": Regression()}, "are not numbers; name their column"),
+        ([(image, index % 2) for index, image in enumerate(IMAGES)], {"task": Regression()}, "are not numbers; name their"),
         ("panes:train_size=40", {"task": Regression()}, "are not numbers, though it can tell angle, size"),
         (table, {"target": "price", "task": Regression(targets=("cost",))}, r"the task predicts cost, .* are price"),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.small_models import small_config, small_vit
+from tests.small_models import multi_label_vit, small_config, small_vit
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model, build
 from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig, ViTConfig
@@ -113,6 +113,11 @@ def test_training_metadata_is_saved_with_the_weights(tmp_path: Path) -> None:
     # Only the caller knows whether it still describes these weights.
     assert load(save(loaded, tmp_path / "again")).metadata == {}
     assert load(tmp_path / "mine", classes=7).metadata == {}  # another head has other metrics
+    tagger = multi_label_vit()
+    copied = load(save(load(save(tagger, tmp_path / "tags")), tmp_path / "again"))  # what the outputs mean is saved in any case
+    assert copied.metadata == tagger.metadata
+    assert load(tmp_path / "again", image=(18, 20)).metadata == tagger.metadata
+    assert load(tmp_path / "again", classes=7).metadata == {}
     converted = save(small_vit(gelu="exact"), tmp_path / "mine.safetensors", format="timm", metadata=metadata)
     assert load(converted).metadata == metadata
 

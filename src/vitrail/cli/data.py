@@ -8,13 +8,14 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.help import Command, Group
-from vitrail.cli.options import JsonOption, check_output_file, parse_size
+from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, check_output_file, parse_size
 from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
     from vitrail.data.dataset_check import DatasetReport
+    from vitrail.data.target_summary import TargetSummary
 
 data = typer.Typer(
     name="data",
@@ -47,16 +48,21 @@ MAX_PRINTED_ROWS = 12  # of each kind of finding printed; the page and --json ha
 def check(
     source: DatasetArgument,
     page: Annotated[Path | None, output_option(metavar="FILE.html", help="Write an HTML page with a contact sheet.")] = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
     from vitrail.data.dataset_check import check_dataset
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.open import open_dataset
 
     if page is not None:
         check_output_file(page, "--page", source, (".html",))
+    columns = choose_columns(labels_column, separator, target)
     with progress_bars() as on_progress:
-        report = check_dataset(open_dataset(source, progress=on_progress), on_progress)
+        report = check_dataset(open_dataset(source, columns=columns, progress=on_progress), on_progress)
     if page is not None:
         from vitrail.io import atomic_write
         from vitrail.report.dataset_page import dataset_page
@@ -87,16 +93,28 @@ def show(
     split: Annotated[
         str, data_option(help="Split to draw from: train, validation or test (the last two unaugmented).")
     ] = "train",
+    bands: Annotated[
+        str | None,
+        output_option(
+            metavar="NUMBERS",
+            help="One or three bands to draw, numbered from 1 as by GDAL, such as 3,2,1 for red, green and blue; scaled "
+            "between percentiles. Default: the colours, or the first three bands.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         augmentation_option("--set", metavar="FIELD=VALUE", help="Override a field of the augmentation policy; repeatable."),
     ] = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a training batch as the model sees it, augmented, and what cropping, padding or stretching costs."""
     from vitrail.augment.policy import get_policy
     from vitrail.config import override
     from vitrail.data.dataset_check import drop_unusable
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.open import open_dataset
     from vitrail.io import atomic_write
     from vitrail.report.batch_sheet import draw_batch
@@ -109,10 +127,13 @@ def show(
     if not 1 <= batch <= MAX_BATCH_IMAGES:
         raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
+    columns = choose_columns(labels_column, separator, target)
     with progress_bars() as on_progress:
-        report = drop_unusable(open_dataset(source, progress=on_progress), on_progress)  # the images that training will read
+        report = drop_unusable(
+            open_dataset(source, columns=columns, progress=on_progress), on_progress
+        )  # the images that training will read
         size = parse_size(image, "--image-size") if image else None
-        batch_sheet = draw_batch(report.data, split, augmentation, size, batch, step, seed, fit)
+        batch_sheet = draw_batch(report.data, split, augmentation, size, batch, step, seed, fit, _parse_bands(bands))
     fits = measure_fits(report.image_sizes[split], batch_sheet.preprocess)
     atomic_write(out, encode_image(batch_sheet.sheet, out.suffix))
     if json:
@@ -149,10 +170,14 @@ def pack(
         output_option("--store", metavar="pixels|jpeg", help="What to store: decoded pixels, or the original encoded files."),
     ] = "pixels",
     unlabelled: UnlabelledOption = False,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Pack a dataset into one memory-mapped file that is read without decoding."""
     from vitrail.data.pack_writer import write_pack
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.open import open_dataset
 
     check_output_file(out, "OUT", source)
@@ -163,8 +188,9 @@ def pack(
         if "x" in size_option.lower()
         else parse_size(size_option, "--size")[0]
     )
+    columns = choose_columns(labels_column, separator, target)
     with progress_bars() as on_progress:
-        dataset = open_dataset(source, labelled=not unlabelled, progress=on_progress)
+        dataset = open_dataset(source, columns=columns, labelled=not unlabelled, progress=on_progress)
         report = write_pack(
             out,
             {split: part for split, part in dataset.splits.items() if len(part)},
@@ -192,19 +218,24 @@ def shard(
     ] = "1GB",
     seed: Annotated[int, output_option(help="Random seed of the sample order.")] = 0,
     unlabelled: UnlabelledOption = False,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a dataset as shuffled tar shards, with its files unchanged."""
     from vitrail.data.resumable_folder import require_new_folder
     from vitrail.data.shard_writer import write_shards
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.open import open_dataset
 
     limit = _parse_bytes(shard_size, "--shard-size")
     if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
         raise VitrailError(f"OUT must not be inside the dataset, got {out}; name a folder outside of it")
     require_new_folder(out)  # before work that may take hours
+    columns = choose_columns(labels_column, separator, target)
     with progress_bars() as on_progress:
-        dataset = open_dataset(source, labelled=not unlabelled, progress=on_progress)
+        dataset = open_dataset(source, columns=columns, labelled=not unlabelled, progress=on_progress)
         splits = {split: part for split, part in dataset.splits.items() if len(part)}
         report = write_shards(out, splits, shard_size=limit, seed=seed, labelled=not unlabelled, progress=on_progress)
     shards = {split: len(sizes) for split, sizes in report.shards.items()}
@@ -220,6 +251,15 @@ def shard(
     skipped = f"; {len(report.skipped):,} skipped" if report.skipped else ""
     resumed = f"; {report.resumed_shards:,} kept from an interrupted attempt" if report.resumed_shards else ""
     typer.echo(f"wrote {parts} shards{skipped}{resumed}: {out} ({format_bytes(report.bytes)})")
+
+
+def _parse_bands(text: str | None) -> tuple[int, ...]:
+    """Parse the numbers of bands to draw; whether the images have them is known only later."""
+    if text is None:
+        return ()
+    if not re.fullmatch(r"\d{1,5}(,\d{1,5}){0,2}", text.replace(" ", ""), re.ASCII):
+        raise VitrailError(f"--bands must be one or three numbers such as 3,2,1, counted from 1, got {text[:40]!r}; try 3,2,1")
+    return tuple(map(int, text.split(",")))
 
 
 def _parse_bytes(text: str, option: str) -> int:
@@ -290,19 +330,47 @@ def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object
         "sizes": report.sizes,
         "formats": report.image_formats,
         "notes": report.notes,
+        **_targets_json(report.targets),
         "page": None if page is None else str(page),
+    }
+
+
+def _targets_json(targets: "TargetSummary") -> dict[str, object]:
+    several = targets.several
+    return {
+        "absent": targets.absent,
+        "similar": targets.similar,
+        "labels_per_image": None if several is None else {"mean": several.mean, "max": several.most},
+        "unlabelled": None if several is None else several.unlabelled,
+        "pairs": None if several is None else [vars(pair) for pair in several.pairs],
+        "numbers": {name: {split: vars(each) for split, each in splits.items()} for name, splits in targets.numbers.items()},
+        "outliers": [vars(each) for each in targets.outliers],
+        "num_outliers": targets.num_outliers,
     }
 
 
 def _print_report(report: "DatasetReport", page: Path | None) -> None:
     screen = make_console()
-    classes = make_table("class", "#train", "#validation", "#test", title=f"{report.data.name}: {report.num_images:,} images")
+    classes = make_table(
+        "class" if report.classes else "",
+        "#train",
+        "#validation",
+        "#test",
+        title=f"{report.data.name}: {report.num_images:,} images",
+    )
     for name, counts in list(report.classes.items())[: 3 * MAX_PRINTED_ROWS]:
         add_row(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
     if len(report.classes) > 3 * MAX_PRINTED_ROWS:
         add_row(classes, f"and {len(report.classes) - 3 * MAX_PRINTED_ROWS:,} more")
     add_row(classes, "all", *(f"{len(source):,}" for source in report.data.splits.values()))
+    if report.targets.several is not None:
+        add_row(
+            classes,
+            "without any label",
+            *(f"{report.targets.several.unlabelled.get(split, 0):,}" for split in report.data.splits),
+        )
     screen.print(classes)
+    _print_targets(report.targets)
     for side, (least, median, most) in report.sizes.items():
         screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
     if report.image_formats:
@@ -311,7 +379,7 @@ def _print_report(report: "DatasetReport", page: Path | None) -> None:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
     for title, groups in (
         ("in two splits (leakage)", report.leaks),
-        ("under two labels (label conflict)", report.conflicts),
+        ("with different labels (label conflict)", report.conflicts),
         ("more than once (duplicate)", report.duplicates),
     ):
         if groups:
@@ -326,5 +394,33 @@ def _print_report(report: "DatasetReport", page: Path | None) -> None:
     more = max(len(report.bad), len(report.leaks), len(report.conflicts), len(report.duplicates)) > MAX_PRINTED_ROWS
     if more:
         screen.print("--json lists them all")
-    verdict = "all images are readable, none is in two splits or under two labels" if report.ok else "problems found: see above"
+    verdict = (
+        "all images are readable, none is in two splits or has conflicting labels" if report.ok else "problems found: see above"
+    )
     screen.print(f"\n{verdict}" + (f"; page: {page}" if page else "; --page FILE.html draws it"))
+
+
+def _print_targets(targets: "TargetSummary") -> None:
+    screen = make_console()
+    if (several := targets.several) is not None:
+        screen.print(f"labels per image: {several.mean:.2f} on average, at most {several.most:,}")
+        pairs = make_table("label", "and", "#images", "#Jaccard", title="labels that occur together most")
+        for pair in several.pairs[:MAX_PRINTED_ROWS]:
+            add_row(pairs, printable(pair.labels[0]), printable(pair.labels[1]), f"{pair.images:,}", f"{pair.jaccard:.2f}")
+        if several.pairs:
+            screen.print(pairs)
+    if targets.numbers:
+        table = make_table("target", "split", "#minimum", "#mean", "#maximum", "#standard deviation", "#missing")
+        for name, splits in targets.numbers.items():
+            for split, each in splits.items():
+                add_row(table, printable(name), split, *map("{:.4g}".format, each.statistics), f"{each.missing:,}")
+        screen.print(table)
+    for split, names in targets.absent.items():
+        more = f" and {len(names) - MAX_PRINTED_ROWS:,} more" if len(names) > MAX_PRINTED_ROWS else ""
+        screen.print(printable(f"no {split} image has the label {', '.join(names[:MAX_PRINTED_ROWS])}{more}"), soft_wrap=True)
+    for group in targets.similar[:MAX_PRINTED_ROWS]:
+        screen.print(printable(f"almost the same name: {' and '.join(map(repr, group))}"), soft_wrap=True)
+    if targets.outliers:
+        screen.print(f"outliers, more than three interquartile ranges beyond the quartiles: {targets.num_outliers:,}")
+        for outlier in targets.outliers[:MAX_PRINTED_ROWS]:
+            screen.print(printable(f"  {outlier.target} {outlier.value:.6g}: {outlier.location}"), soft_wrap=True)

@@ -16,6 +16,7 @@ from vitrail.cli.options import (
     SeparatorOption,
     SplitOption,
     TargetOption,
+    column_options,
     select_speedups,
     warn_about_compiling,
 )
@@ -277,7 +278,7 @@ def _print_header(result: "Evaluation", classes: str = "") -> None:
         soft_wrap=True,
     )
     for note in result.notes:
-        screen.print(f"  {printable(note)}", soft_wrap=True)
+        screen.print(f"  {printable(column_options(note))}", soft_wrap=True)
 
 
 def _count_classes(result: "ClassificationEvaluation") -> str:

@@ -55,9 +55,11 @@ def explain(
         ),
     ] = None,
     target: Annotated[
-        str | None,
+        list[str] | None,
         saliency_option(
-            "--class", metavar="NAME", help="Class to explain, or the index of another output; default: the predicted class."
+            "--class",
+            metavar="NAME",
+            help="Class to explain, or the index of another output; repeatable, default: the most probable class.",
         ),
     ] = None,
     faithfulness: Annotated[
@@ -101,7 +103,8 @@ def explain(
     methods = _check_methods(method)
     model = get_encoder(load(source)).to(select_device(device))
     vit = as_vit(model)
-    number = None if target is None else output_index(target, model_task(model))
+    task = model_task(model)
+    numbers = None if not target else list(dict.fromkeys(output_index(name, task) for name in target))
     views = AttentionSelection(
         _parse_indices("--layers", layers, len(vit.blocks)),
         _parse_indices("--heads", heads, vit.config.heads),
@@ -110,10 +113,11 @@ def explain(
     check_queries(model, views)
     explanations: list[Explanation] = []
     with progress_bars() as on_progress:
-        for explanation in explain_images(model, names, methods, number, views):
+        for explanation in explain_images(model, names, methods, numbers, views):
             explanations.append(explanation)
-            on_progress("explaining", len(explanations), len(names))
-        batches = (explanation.image[None].to(next(model.parameters()).device) for explanation in explanations)
+            on_progress("explaining", len(explanations), len(names) * len(numbers or [0]))
+        images = [explanation.image for explanation in explanations if not explanation.is_another_target]
+        batches = (image[None].to(next(model.parameters()).device) for image in images)
         head_stats = head_statistics(model, batches) if explanations else None
         faithfulness_scores = (
             [] if faithfulness is None else _measure_faithfulness(model, faithfulness, methods, limit, workers, on_progress)
@@ -193,15 +197,18 @@ def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfu
     labels = _output_names(model)
     classifies = any(explanation.probabilities is not None for explanation in explanations)
     columns = ("prediction", "#probability", "explained class") if classifies else ("#output", "explained output")
+    if any(explanation.predicted_labels is not None for explanation in explanations):
+        columns = ("predicted labels", "#of the explained", "explained class")
     rows = make_table("image", *columns)
     for explanation in explanations:
         if explanation.target is not None:
             first = int(explanation.outputs.argmax())
-            prediction = (
-                (f"{explanation.outputs[explanation.target]:.4g}",)
-                if explanation.probabilities is None
-                else (printable(labels[first]), f"{explanation.probabilities[first]:.1%}")
-            )
+            prediction: tuple[str, ...] = (f"{explanation.outputs[explanation.target]:.4g}",)
+            if explanation.probabilities is not None and explanation.predicted_labels is not None:
+                listed = ", ".join(map(printable, explanation.predicted_labels)) or "no label"
+                prediction = (listed, f"{explanation.probabilities[explanation.target]:.1%}")
+            elif explanation.probabilities is not None:
+                prediction = (printable(labels[first]), f"{explanation.probabilities[first]:.1%}")
             add_row(rows, printable(explanation.file), *prediction, printable(labels[explanation.target]))
     if explanations and labels:
         screen.print(rows)
@@ -247,6 +254,7 @@ def _result_json(
             "file": explanation.file,
             "label": None if explanation.probabilities is None else labels[int(explanation.outputs.argmax())],
             "probability": None if explanation.probabilities is None else explanation.probabilities.max().item(),
+            **({} if explanation.predicted_labels is None else {"labels": explanation.predicted_labels}),
             "outputs": explanation.outputs.tolist() if explanation.probabilities is None else None,
             "explained": None if explanation.target is None else labels[explanation.target],
             "maps": {name: values.tolist() for name, values in explanation.saliency_maps.items()},

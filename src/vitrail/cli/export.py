@@ -131,10 +131,14 @@ def _print_result(result: "ExportResult") -> None:
     if parity.features:
         add_row(sheet, "cosine similarity of features", f"{parity.agreement:.5f}")
     else:
-        add_row(sheet, "same top-1 prediction", f"{parity.agreement:.2%}")
-    if parity.torch_top1 is not None and parity.file_top1 is not None:
-        add_row(sheet, "accuracy with torch", f"{parity.torch_top1:.2%}")
-        add_row(sheet, f"accuracy with {result.backend}", f"{parity.file_top1:.2%}")
+        add_row(sheet, parity.agreement_title, f"{parity.agreement:.2%}")
+    for metric, expected, actual in (
+        ("accuracy", parity.torch_top1, parity.file_top1),
+        ("mAP", parity.torch_map, parity.file_map),
+    ):
+        if expected is not None and actual is not None:
+            add_row(sheet, f"{metric} with torch", f"{expected:.2%}")
+            add_row(sheet, f"{metric} with {result.backend}", f"{actual:.2%}")
     if result.quantisation is not None:
         _add_layer_rows(sheet, result.quantisation)
     screen.print(sheet)

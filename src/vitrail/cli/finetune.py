@@ -20,6 +20,7 @@ from vitrail.cli.run_recipe import (
     EpochsOption,
     FindLrOption,
     FitOption,
+    FoldsOption,
     LrOption,
     MinutesOption,
     MlflowOption,
@@ -74,6 +75,7 @@ def finetune(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     augment: AugmentOption = None,
+    folds: FoldsOption = None,
     trainable: Annotated[
         str,
         model_option(
@@ -110,12 +112,12 @@ def finetune(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    columns = choose_columns(labels_column, separator, target)
+    columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
     fields = RecipeOptions(
-        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
     )
     if resume is not None:
-        resume_command(resume, fields, options, weights=weights, data=data, image_size=image)
+        resume_command(resume, fields, options, weights=weights, data=data, image_size=image, folds=folds is not None)
         return
     if weights is None or data is None:
         raise VitrailError(

@@ -99,14 +99,20 @@ def _training_metadata(model: str) -> dict[str, Any]:
     """Return the training metadata of a model on disk, with the recipe reduced to its name."""
     folder = _folder(model)
     metadata = {} if folder is None else training_metadata(read_metadata(folder))
-    return {**metadata, "recipe": metadata["recipe"].get("name")} if "recipe" in metadata else metadata
+    name = {"recipe": metadata["recipe"]["name"]} if "name" in metadata.get("recipe", {}) else {}
+    return {key: value for key, value in metadata.items() if key != "recipe"} | name
 
 
 def _print_training(trained: dict[str, Any]) -> None:
     """Print ``trained with finetune on clothing: validation 90.32 %, test 88.17 % (step 960)``."""
     metrics = trained.get("metrics", {})
-    splits = {name: scores.get("top1") for name, scores in metrics.items() if isinstance(scores, dict)}
-    percentages = [f"{name} {top1:.2%}" for name, top1 in splits.items() if isinstance(top1, float)]
+    shown = (("top1", ""), ("map", "mAP "))  # of a classifier, and of several labels per image
+    percentages = [
+        f"{split} {title}{scores[key]:.2%}"
+        for split, scores in metrics.items()
+        for key, title in shown
+        if isinstance(scores, dict) and isinstance(scores.get(key), float)
+    ]
     if percentages:
         recipe, dataset = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
         typer.echo(printable(f"trained with {recipe} on {dataset}: {', '.join(percentages)} (step {metrics.get('step', '?')})"))

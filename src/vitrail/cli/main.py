@@ -25,6 +25,7 @@ from vitrail.cli.help import Command, Group, invalid_value
 from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
 from vitrail.cli.models import models
+from vitrail.cli.options import column_options
 from vitrail.cli.plan import plan
 from vitrail.cli.predict import predict
 from vitrail.cli.preprocess_options import with_labels_option, with_preprocess_options
@@ -102,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (VitrailError, typer.TyperException) as error:
         message = invalid_value(error.format_message(), arguments) if isinstance(error, typer.TyperException) else str(error)
-        return _print_error(message, 2)
+        return _print_error(column_options(message), 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader closed the pipe, as in `vitrail inspect B/16 | head -1`

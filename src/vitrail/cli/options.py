@@ -1,5 +1,6 @@
 """Options that several commands share, each declared once, with their parsing and checks."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -53,6 +54,14 @@ SeparatorOption = Annotated[
 TargetOption = Annotated[
     list[str] | None, data_option("--target", metavar="COLUMN", help="Column of a table with a number to predict; repeatable.")
 ]
+
+
+def column_options(message: str) -> str:
+    """Return a message about the columns of a table with the options of the command in place of those of Python."""
+    return re.sub(
+        r"(?<![\w.-])(labels_column|separator|target)=(?=[^\s=])", lambda match: f"--{match[1].replace('_', '-')} ", message
+    )
+
 
 BatchOption = Annotated[int, run_option("--batch-size", metavar="B", min=1, help="Number of images per batch.")]
 

@@ -203,9 +203,10 @@ def _table_writer(names: Sequence[str], columns: dict[str, int]) -> WritePredict
         if row.error is not None:
             line.append("  ").append(printable(row.error), "red")
         else:
-            for text, width in zip(texts, widths, strict=False):
+            fixed = widths if len(texts) > len(widths) else widths[:-1]  # the last text has all the space that is left
+            for text, width in zip(texts, fixed, strict=False):
                 line.append("  " + _pad(printable(text), width))
-            rest = Text("".join(f"  {printable(text)}" for text in texts[len(widths) :]))
+            rest = Text("".join(f"  {printable(text)}" for text in texts[len(fixed) :]))
             if screen.is_terminal:
                 rest.truncate(max(screen.width - line.cell_len, 1), overflow="ellipsis")
             line.append_text(rest)

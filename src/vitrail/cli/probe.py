@@ -14,6 +14,7 @@ from vitrail.cli.options import (
     ModelArgument,
     SeparatorOption,
     TargetOption,
+    column_options,
 )
 from vitrail.cli.panels import data_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
@@ -148,7 +149,7 @@ def _print_counts(result: "ProbeResult", kinds: str) -> None:
     unreadable = f"; {result.unreadable_images:,} unreadable" if result.unreadable_images else ""
     screen.print(f"{kinds}; {counts}{unreadable}")
     for note in result.notes:
-        screen.print(printable(f"note: {note}"), soft_wrap=True)
+        screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
 
 
 def _print_suite(model: str, suite: Path, entries: "tuple[SuiteEntry, ...]", results: "list[ProbeResult]", json: bool) -> None:

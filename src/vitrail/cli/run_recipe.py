@@ -4,13 +4,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import column_options
 from vitrail.cli.panels import data_option, optimisation_option, run_option
 from vitrail.cli.training_progress import ProgressDisplay, format_score
 from vitrail.data.preprocess import Fit
@@ -19,6 +20,7 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import Progress
     from vitrail.recipes.recipe import Recipe
+    from vitrail.training.cross_validation import CrossValidation
     from vitrail.training.prepare import PreparedRun, RecipeOptions
     from vitrail.training.process_group import ProcessGroup
     from vitrail.training.trained_run import TrainedRun
@@ -62,6 +64,10 @@ ResumeOption = Annotated[
         help="Run folder to resume, with its own recipe and dataset; with changed options it continues in a new folder.",
     ),
 ]
+FoldsOption = Annotated[
+    int | None,
+    data_option("--folds", metavar="K", help="Cross-validate: K runs, each tested on the images that it does not train on."),
+]
 OutOption = Annotated[Path | None, run_option(metavar="DIR", help="Run folder; an interrupted run in it is resumed.")]
 PrintRecipeOption = Annotated[bool, run_option("--print-recipe", help="Print the full recipe and exit.")]
 DeviceOption = Annotated[str, run_option(help="Device to compute on: auto, cpu, cuda, cuda:1 or mps.")]
@@ -100,7 +106,7 @@ class RunOptions:
 
 OPTION_NAMES = (
     "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "fit", "model", "recipe", "image_size",
-    "method", "trainable", "labels_column", "separator", "target",
+    "method", "folds", "trainable", "labels_column", "separator", "target",
     "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
 Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe
@@ -110,6 +116,7 @@ def run_command(prepare: Prepare, options: RunOptions) -> None:
     """Prepare a run; then print its recipe, or train it and print the result."""
     from vitrail.config import to_json
     from vitrail.training.process_group import process_group
+    from vitrail.training.run import choose_folder
 
     if options.print_recipe and (options.minutes is not None or options.find_lr):
         raise VitrailError("--print-recipe runs nothing, and --minutes and --find-lr need measurements; leave them out")
@@ -123,22 +130,31 @@ def run_command(prepare: Prepare, options: RunOptions) -> None:
                 typer.echo(to_json(prepared.recipe))
             return
         if not options.json and group.is_main:
-            for note in prepared.notes:
-                typer.echo(f"note      {note}", err=True)
-        trained = _train(prepared, options, group)
+            for note in (*prepared.notes, *_budget_notes(prepared, options)):
+                typer.echo(f"note      {column_options(note)}", err=True)
+        folder = choose_folder(prepared.with_out(options.out).folder, prepared.recipe.name, group)
+        with _stopped(folder, options, group):
+            train = _train if prepared.folds is None else _cross_validate
+            trained = train(prepared.in_folder(folder), options, group)
     if not group.is_main:
         return
     result = {**trained.result, "report": str(trained.report)}
     if options.json:
         print_json(result)
-    else:
+    elif prepared.folds is None:
         _print_result(result, trained.run.recipe())
+    else:
+        _print_folds(result, trained.run.recipe())
+
+
+def _budget_notes(prepared: "PreparedRun", options: RunOptions) -> list[str]:
+    if prepared.folds is None or options.minutes is None:
+        return []
+    return [f"the {options.minutes:g} minutes are for all folds: {options.minutes / prepared.folds:.3g} minutes each"]
 
 
 def resume_command(run: Path, fields: "RecipeOptions", options: RunOptions, **others: object) -> None:
     """Resume a run by its folder or, if fields of its recipe are changed, continue it in a new folder."""
-    from dataclasses import replace
-
     from vitrail.training.continue_run import prepare_resumption
     from vitrail.training.run import Run
 
@@ -157,31 +173,50 @@ def resume_command(run: Path, fields: "RecipeOptions", options: RunOptions, **ot
 def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") -> "TrainedRun":
     from vitrail.runs import run_prepared
     from vitrail.training.autotune import AutoTune
-    from vitrail.training.run import choose_folder
-    from vitrail.training.signals import TrainingStopped
     from vitrail.training.trackers import open_trackers
     from vitrail.training.trainer import Hardware
 
-    recipe = prepared.recipe
-    folder = choose_folder(prepared.with_out(options.out).folder, recipe.name, group)  # the trackers write there as well
+    assert prepared.folder is not None
     with (
-        open_trackers(options.trackers if group.is_main else (), folder) as callbacks,
-        ProgressDisplay(recipe, options.json or not group.is_main) as display,
+        open_trackers(options.trackers if group.is_main else (), prepared.folder) as callbacks,
+        ProgressDisplay(prepared.recipe, options.json or not group.is_main) as display,
     ):
-        try:
-            return run_prepared(
-                prepared.in_folder(folder),
-                hardware=Hardware(options.device, options.threads, options.workers),
-                callbacks=[display, *callbacks],  # type: ignore[list-item]  # inheriting would import torch for --help
-                autotune=AutoTune(options.minutes, options.find_lr),
-                group=group,
-            )
-        except TrainingStopped as stop:
-            how = "the same command" if options.out == folder else f"vitrail train --resume {folder}"
-            with suppress(OSError):  # the terminal may have been closed, which then stopped it
-                if group.is_main:
-                    typer.echo(f"{stop}; {how} resumes from there", err=True)
-            raise typer.Exit(stop.code) from None
+        return run_prepared(
+            prepared,
+            hardware=Hardware(options.device, options.threads, options.workers),
+            callbacks=[display, *callbacks],  # type: ignore[list-item]  # inheriting would import torch for --help
+            autotune=AutoTune(options.minutes, options.find_lr),
+            group=group,
+        )
+
+
+def _cross_validate(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") -> "CrossValidation":
+    from vitrail.runs import run_folds
+    from vitrail.training.autotune import AutoTune
+
+    def train_fold(fold: "PreparedRun", autotune: AutoTune) -> "TrainedRun":
+        return _train(fold, replace(options, minutes=autotune.minutes, find_lr=autotune.find_lr), group)
+
+    def on_message(message: str) -> None:
+        if group.is_main and not options.json:
+            typer.echo(message, err=True)
+
+    return run_folds(prepared, train_fold, AutoTune(options.minutes, options.find_lr), None, group, on_message)
+
+
+@contextmanager
+def _stopped(folder: Path, options: RunOptions, group: "ProcessGroup") -> Iterator[None]:
+    """Exit with the code of a stop signal, after saying how the run is resumed."""
+    from vitrail.training.signals import TrainingStopped
+
+    try:
+        yield
+    except TrainingStopped as stop:
+        how = "the same command" if options.out == folder else f"vitrail train --resume {folder}"
+        with suppress(OSError):  # the terminal may have been closed, which then stopped it
+            if group.is_main:
+                typer.echo(f"{stop}; {how} resumes from there", err=True)
+        raise typer.Exit(stop.code) from None
 
 
 @contextmanager
@@ -226,3 +261,29 @@ def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
     screen.print(sheet)
     screen.print(f"model: {result['run']}/best", soft_wrap=True)
     screen.print(f"report: {result['report']}", soft_wrap=True)
+
+
+def _print_folds(result: dict[str, Any], recipe: "Recipe") -> None:
+    from vitrail.tasks.registry import build_task
+    from vitrail.training.cross_validation import BASELINE_TITLES
+
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
+    fractions = task.fractions
+    sheet = make_table("metric", "#mean of the folds", "#95 % interval", "#all predictions together")
+    for name, mean in result["mean"].items():
+        if name == "top5" and recipe.model.classes <= 5:  # always correct
+            continue
+        low, high = (format_score(value, name in fractions) for value in result["intervals"][name])
+        pooled = result.get("pooled", {})
+        together = format_score(pooled[name], name in fractions) if name in pooled else ""
+        title = task.metric_titles.get(name, name)
+        add_row(sheet, title, format_score(mean, name in fractions), f"{low} to {high}", together)
+    for name, title in BASELINE_TITLES.items():
+        if name in result:
+            add_row(sheet, title, format_score(result[name], True), "", "")
+    screen = make_console()
+    screen.print(sheet)
+    if "out_of_fold" in result:
+        screen.print(f"predictions: {result['out_of_fold']}", soft_wrap=True)
+    screen.print(f"report: {result['report']}", soft_wrap=True)
+    screen.print(f"a model to use: vitrail train --recipe-from {result['run']} (the folds only measure)", soft_wrap=True)

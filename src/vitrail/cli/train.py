@@ -15,6 +15,7 @@ from vitrail.cli.run_recipe import (
     EpochsOption,
     FindLrOption,
     FitOption,
+    FoldsOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -48,6 +49,7 @@ def train(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     augment: AugmentOption = None,
+    folds: FoldsOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
     ] = None,
@@ -84,15 +86,15 @@ def train(
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    columns = choose_columns(labels_column, separator, target)
+    columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
     fields = RecipeOptions(
-        tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
     )
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:
         others = {"data": data, "recipe": recipe, "model": model, "image_size": image, "recipe_from": recipe_from}
-        resume_command(resume, fields, options, **others)
+        resume_command(resume, fields, options, **others, folds=folds is not None)
     elif recipe_from is not None:
         if any(option is not None for option in (data, recipe, model, image)):
             raise VitrailError(

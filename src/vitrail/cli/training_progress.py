@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from vitrail.cli.console import format_bytes, format_duration, format_si
+from vitrail.cli.options import column_options
 
 if TYPE_CHECKING:
     from vitrail.recipes.recipe import Recipe
@@ -86,7 +87,7 @@ class ProgressDisplay:
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
         self.on_message(f"data      {data.name}: {counts}; {_targets_text(recipe, len(data.class_names))}")
         for note in data.notes:
-            self.on_message(f"          {note}")
+            self.on_message(f"          {column_options(note)}")
         cost_text = (
             f"{format_si(costs.macs, 'MACs')} per image, about {format_bytes(_memory(recipe, state))} of memory to train"
         )

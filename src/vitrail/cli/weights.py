@@ -114,16 +114,26 @@ def convert(
         else:
             model, reason = masked.encoder, _save_with_decoder(masked, out, format)
     with_decoder = masked is not None and reason is None
+    left_behind = _left_behind(model, out, format)
     written = out.expanduser().resolve() if with_decoder else save(model, out, format=format, metadata=model.metadata)  # type: ignore[arg-type]
     if json:
         print_json(
-            {"written": str(written), "format": format, **vars(model.load_report), "decoder": with_decoder, "without": reason}
+            {
+                "written": str(written),
+                "format": format,
+                **vars(model.load_report),
+                "decoder": with_decoder,
+                "without": reason,
+                "left_behind": left_behind,
+            }
         )
         return
     for line in model.load_report.lines():
         typer.echo(line)
     if reason is not None:
         typer.echo(f"without the decoder: {reason}")
+    if left_behind:
+        typer.echo(f"{' and '.join(left_behind)} of the model are left behind, for which the format has no place: {format}")
     typer.echo(f"wrote {format} weights{' and the decoder' if with_decoder else ''}: {written}")
 
 
@@ -165,6 +175,12 @@ def verify(
             )
     if not verdict.ok:
         raise typer.Exit(1)
+
+
+def _left_behind(model: Any, out: Path, format: str) -> list[str]:
+    """Return the names of what a task has fitted to its data and the written file cannot record, such as thresholds."""
+    records_all = format != "huggingface" and out.suffix != ".pth"
+    return [] if records_all else list(model.metadata.get("task_state", {}))
 
 
 def _load_with_decoder(source: str, overrides: dict[str, Any], heads: int | None) -> tuple[Any, str | None]:

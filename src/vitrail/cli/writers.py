@@ -1,16 +1,15 @@
 """Writers of results: predictions as CSV or JSON lines, features as Parquet or NumPy's ``.npz``."""
 
-import csv
-import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vitrail.errors import VitrailError
+from vitrail.inference.csv_lines import csv_line, encode_text
 from vitrail.io import atomic_path
 
 if TYPE_CHECKING:
@@ -34,14 +33,14 @@ def open_prediction_writer(kind: str, columns: Sequence[str], out: Path | None) 
 def prediction_writer(kind: str, columns: Sequence[str], file: BinaryIO) -> WritePrediction:
     """Return a function that writes a row; ``columns`` are those of a CSV file, besides the image and its error."""
 
-    def write(text: str) -> None:
-        file.write(_encode(text))
+    def write(line: bytes) -> None:
+        file.write(line)
         file.flush()
 
     if kind == ".jsonl":
-        return lambda row: write(json.dumps(asdict(row), allow_nan=False) + "\n")
-    write(_csv_line(["file", *columns, "error"]))
-    return lambda row: write(_csv_line([row.file, *(row.cells().get(column) for column in columns), row.error]))
+        return lambda row: write(encode_text(json.dumps(asdict(row), allow_nan=False) + "\n"))
+    write(csv_line(["file", *columns, "error"]))
+    return lambda row: write(csv_line([row.file, *(row.cells().get(column) for column in columns), row.error]))
 
 
 @contextmanager
@@ -52,19 +51,6 @@ def _open_output(out: Path | None) -> Iterator[BinaryIO]:
         return
     with atomic_path(out) as temporary, open(temporary, "wb") as file:
         yield file
-
-
-def _encode(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate, which a label read from a file may have
-        return text.encode("utf-8", "replace")
-
-
-def _csv_line(cells: Iterable[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerow(cells)  # with \r\n, so that a name with a single \r is quoted
-    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def feature_writer(
@@ -85,6 +71,7 @@ def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatu
     import numpy as np
 
     from vitrail.data.sources.dataset import label_name
+    from vitrail.tasks.multi_label import LABEL_SEPARATOR
 
     writers: list[Any] = []
 
@@ -102,7 +89,7 @@ def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatu
 
     def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
         numbers = rows.indices.tolist()
-        labels = [_valid_utf8(label_name(source, number)) or None for number in numbers]
+        labels = [_valid_utf8(label_name(source, number, LABEL_SEPARATOR)) or None for number in numbers]
         write([_valid_utf8(source.describe(number)) for number in numbers], labels, [split] * len(numbers), rows.values)
 
     try:
@@ -119,9 +106,15 @@ def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> I
     """Write arrays of numbers and text without pickle, all at the end, since an array's file begins with its length."""
     import numpy as np
 
+    from vitrail.data.sources.dataset import label_name
+    from vitrail.tasks.multi_label import LABEL_SEPARATOR
+
     batches: list[tuple[str, list[str], Any, Any]] = []
+    label_names: list[str] = []  # if images may have several labels
 
     def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
+        if source.label_sets is not None:
+            label_names.extend(label_name(source, number, LABEL_SEPARATOR) for number in rows.indices.tolist())
         files = [source.describe(number) for number in rows.indices.tolist()]
         batches.append((split, files, source.labels[rows.indices], rows.values))
 
@@ -137,6 +130,7 @@ def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> I
             labels=np.concatenate([labels for _, _, labels, _ in batches]),
             splits=np.array([split for split, files, *_ in batches for _ in files], str),
             names=np.array(names, str),
+            **({"label_names": np.array(label_names, str)} if label_names else {}),
         )
 
 

@@ -6,8 +6,10 @@ Every image is read and decoded once; the results are cached, so a second check 
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from jaxtyping import UInt8
 from numpy import ndarray
 
 from vitrail.data.image_index import HASH_BYTES, ImageIndex, index_images
@@ -22,7 +24,10 @@ from vitrail.data.sources.dataset import (
     max_bad_images,
     select_images,
 )
+from vitrail.data.target_summary import TargetSummary, summarise_targets
 from vitrail.errors import VitrailError
+
+NUM_COLOURS = 3  # bands of an 8-bit image
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class DatasetReport:
     image_formats: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
 
+    @cached_property
+    def targets(self) -> TargetSummary:
+        """Labels that occur together, are missing or spelled alike, and the range of numbers."""
+        return summarise_targets(self.data.splits)
+
     @property
     def ok(self) -> bool:
         return not (self.bad or self.leaks or self.conflicts)
@@ -66,7 +76,7 @@ class DatasetReport:
 
 def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> DatasetReport:
     """Check every image of every split."""
-    indexes = _index_splits(data, progress)
+    indexes = _mark_other_bands(_index_splits(data, progress))
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
         for split, dataset in data.splits.items()
@@ -104,6 +114,23 @@ def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, I
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
     rows = np.split(np.arange(len(index.errors)), ends[:-1])
     return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+
+
+def _mark_other_bands(indexes: dict[str, ImageIndex]) -> dict[str, ImageIndex]:
+    """Mark images with another number of bands than most as unusable; 8-bit images have three."""
+    bands = {split: np.where(index.bands == 0, NUM_COLOURS, index.bands) for split, index in indexes.items()}
+    if not any(index.bands.any() for index in indexes.values()):
+        return indexes
+    (most, _), *_ = Counter(
+        np.concatenate([bands[split][index.good] for split, index in indexes.items()]).tolist()
+    ).most_common()
+    marked = {}
+    for split, index in indexes.items():
+        errors = index.errors.copy()
+        for row in index.good[bands[split][index.good] != most].tolist():
+            errors[row] = f"has {bands[split][row]} bands, and most of the images have {most}"
+        marked[split] = replace(index, errors=errors)
+    return marked
 
 
 def drop_unusable(
@@ -163,10 +190,23 @@ def _size_quantiles(indexes: dict[str, ImageIndex]) -> dict[str, tuple[int, int,
 
 
 def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex]) -> str:
-    """Hash contents, labels and splits, independently of file names and order."""
-    digest = hashlib.sha256(repr(next(iter(splits.values())).class_names).encode())
+    """Hash contents, targets and splits, independently of file names and order."""
+    first = next(iter(splits.values()))
+    digest = hashlib.sha256(repr((first.class_names, first.target_names) if first.target_names else first.class_names).encode())
     for split, dataset in splits.items():
-        lines = np.concatenate([indexes[split].file_hashes, dataset.labels[:, None].astype("<i8").view(np.uint8)], axis=1)
-        ordered = np.sort(np.ascontiguousarray(lines).view(f"V{HASH_BYTES + 8}").reshape(-1))
-        digest.update(split.encode() + ordered.tobytes())
+        lines = np.ascontiguousarray(np.concatenate([indexes[split].file_hashes, _target_bytes(dataset)], axis=1))
+        digest.update(split.encode() + np.sort(lines.view(f"V{lines.shape[1]}").reshape(-1)).tobytes())
     return digest.hexdigest()
+
+
+def _target_bytes(dataset: Dataset) -> UInt8[ndarray, "n bytes"]:
+    """Return bytes that identify the target of each image: its label, a hash of its labels, or its numbers."""
+    labels = dataset.labels[:, None].astype("<i8").view(np.uint8)
+    if (label_sets := dataset.label_sets) is not None:
+        members = (np.array(label_sets.classes_of(index), "<i4").tobytes() for index in range(len(dataset)))
+        hashes = b"".join(hashlib.blake2b(each, digest_size=HASH_BYTES).digest() for each in members)
+        return np.concatenate([labels, np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)], axis=1)
+    if dataset.target_names:
+        numbers = np.ascontiguousarray(np.asarray(dataset.targets, "<f8").reshape(len(dataset), len(dataset.target_names)))
+        return np.concatenate([labels, numbers.view(np.uint8)], axis=1)
+    return labels

@@ -2,7 +2,8 @@
 
 The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, if all have
 one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the original JPEGs) with ``starts``. Its metadata has the
-class names, the provenance of the images and a SHA-256 of header and data.
+class names, the provenance of the images and a SHA-256 of header and data. Several labels per image are in ``members``, the
+classes of one image after the other, and ``ends``, where those of each image end; numbers to predict in ``numbers`` (n m).
 """
 
 import hashlib
@@ -15,13 +16,19 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
+from vitrail.data.band_files import MAX_BANDS
 from vitrail.data.sources.content_keys import array_key, sampled_array_key
-from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, with_label_sets, with_numbers
+from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError
 
 FORMAT, VERSION = "vitrail-pack", "1"
 MAX_HEADER_BYTES = 2**26
-DTYPES: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8")}
+DTYPES: dict[str, Any] = {  # of pixels and bands, and of targets and offsets
+    "U8": np.dtype("u1"), "I8": np.dtype("i1"), "U16": np.dtype("<u2"), "I16": np.dtype("<i2"), "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +83,7 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
             raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; rebuild the pack")
         class_names = tuple(str(name) for name in json.loads(metadata["names"]))
         provenance = json.loads(metadata["provenance"])
+        target_names = tuple(str(name) for name in json.loads(metadata.get("targets", "[]")))
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except VitrailError:
         raise
@@ -91,7 +99,10 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
         mapped = np.memmap(path, np.uint8, "c", offset=8 + header_bytes, shape=(end,)) if end else np.zeros(0, np.uint8)
         data = np.asarray(mapped)  # a plain array over the same memory: slicing a memmap is slow
         splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
-        return {split: _open_split(data, header, split, class_names, f"{path} ({split})") for split in splits}, provenance
+        opened = {split: _open_split(data, header, split, class_names, f"{path} ({split})") for split in splits}
+        return {
+            split: _with_targets(dataset, data, header, split, target_names) for split, dataset in opened.items()
+        }, provenance
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise VitrailError(f"{path} is inconsistent ({error}); rebuild it") from None
 
@@ -121,13 +132,38 @@ def pack_checksum(data: str, metadata: dict[str, Any], header: dict[str, Any]) -
     return hashlib.sha256(json.dumps([data, metadata, header], sort_keys=True).encode()).hexdigest()
 
 
+def _read_array(data: ndarray, header: dict[str, Any], name: str) -> ndarray:
+    entry = header[name]
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end <= len(data):
+        raise ValueError(f"{name} lies outside the file")
+    return data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+def _with_targets(
+    dataset: Dataset, data: ndarray, header: dict[str, Any], split: str, target_names: tuple[str, ...]
+) -> Dataset:
+    """Return the dataset with its label sets or numbers, if the pack has any."""
+    if f"{split}.numbers" in header:
+        numbers = _read_array(data, header, f"{split}.numbers").astype(np.float64)
+        if not target_names or numbers.shape != (len(dataset), len(target_names)):
+            raise ValueError(f"{split} has numbers of shape {numbers.shape} for {len(dataset)} images")
+        return with_numbers(dataset, numbers, target_names)
+    if f"{split}.members" not in header:
+        return dataset
+    members, ends = (_read_array(data, header, f"{split}.{name}").astype(np.int64) for name in ("members", "ends"))
+    is_consistent = members.ndim == 1 and ends.shape == (len(dataset),) and (np.diff(ends, prepend=0) >= 0).all()
+    if not is_consistent or (ends[-1] if len(ends) else 0) != len(members):
+        raise ValueError(f"{split} has inconsistent label sets")
+    if len(members) and not 0 <= members.min() <= members.max() < len(dataset.class_names):
+        raise ValueError(f"{split} has labels without a class name")
+    label_sets = LabelSets.from_members(members, np.diff(ends, prepend=0), len(dataset.class_names))
+    return with_label_sets(dataset, label_sets, dataset.class_names)
+
+
 def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: tuple[str, ...], origin: str) -> Dataset:
     def array(name: str) -> ndarray:
-        entry = header[f"{split}.{name}"]
-        begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end <= len(data):
-            raise ValueError(f"{split}.{name} lies outside the file")
-        return data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        return _read_array(data, header, f"{split}.{name}")
 
     if split not in ("train", "validation", "test"):
         raise ValueError(f"{split} is not a split")
@@ -138,7 +174,7 @@ def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: 
         raise ValueError(f"{split} has labels without a class name")
     if f"{split}.pixels" in header:
         images = array("pixels")
-        if images.ndim != 4 or len(images) != len(labels) or images.shape[3] not in (1, 3):
+        if images.ndim != 4 or len(images) != len(labels) or not 1 <= images.shape[3] <= MAX_BANDS:
             raise ValueError(f"{split} has pixels of shape {images.shape} for {len(labels)} labels")
         return ArrayDataset(images, labels, class_names, origin)
     key = "bytes" if f"{split}.bytes" in header else "files"
@@ -147,7 +183,7 @@ def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: 
     if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(buffer) or (np.diff(starts) < 0).any():
         raise ValueError(f"{split} has inconsistent starts")
     if shapes is not None:
-        consistent = shapes.shape == (len(labels), 3) and (shapes > 0).all() and np.isin(shapes[:, 2], (1, 3)).all()
+        consistent = shapes.shape == (len(labels), 3) and (shapes > 0).all() and (shapes[:, 2] <= MAX_BANDS).all()
         if not consistent or (shapes.prod(1) != np.diff(starts)).any():
             raise ValueError(f"{split} has inconsistent shapes")
     return PackedDataset(buffer, starts, shapes, labels, class_names, origin)

@@ -1,8 +1,10 @@
 """Write any dataset as tar shards that webdataset reads: ``train-000000.tar`` ..., with ``classes.txt`` next to them.
 
-A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG) and ``KEY.cls``, its class
-index; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same images, size and
-seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
+A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
+its class index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers
+to predict by name; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same
+images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
+(``resumable_folder.py``).
 """
 
 import io
@@ -18,6 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import permutation
+from vitrail.data.band_files import array_format
 from vitrail.data.decode import image_format, to_pil
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
@@ -29,7 +32,16 @@ from vitrail.system import available_cores
 
 CHUNK = 64  # images read at a time
 END_MARKER = bytes(2 * TAR_BLOCK)
-FORMAT_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "WEBP": "webp", "TIFF": "tiff", "BMP": "bmp", "PPM": "ppm"}
+FORMAT_EXTENSIONS = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "GIF": "gif",
+    "WEBP": "webp",
+    "TIFF": "tiff",
+    "BMP": "bmp",
+    "PPM": "ppm",
+    ".npy": "npy",
+}
 SHARD_STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
 
 
@@ -85,7 +97,10 @@ def write_shards(
 
 
 def _has_labels(splits: dict[str, Dataset], needed: bool) -> bool:
-    unlabelled = {split: np.flatnonzero(dataset.labels < 0) for split, dataset in splits.items()}
+    unlabelled = {
+        split: np.flatnonzero(~dataset.has_label) if not dataset.target_names else np.zeros(0, np.int64)
+        for split, dataset in splits.items()
+    }
     num_unlabelled = sum(map(len, unlabelled.values()))
     if needed and 0 < num_unlabelled < sum(map(len, splits.values())):
         split = next(split for split in unlabelled if len(unlabelled[split]))
@@ -158,13 +173,13 @@ def _write_split(
                 if len(report.skipped) > max_bad:
                     _raise_too_many_bad(output, report)
             else:
-                label = int(dataset.labels[index]) if labelled else None
-                if tar is not None and not tar.fits(item[1], label, shard_size):
+                target = _encode_target(dataset, index) if labelled else None
+                if tar is not None and not tar.fits(item[1], target, shard_size):
                     sizes.append(tar.close())
                     output.save_progress(asdict(report))
                     tar = None
                 tar = tar or TarWriter(output.partial / f"{split}-{len(sizes):06d}.part")
-                tar.add(f"{index:09d}", *item, label)
+                tar.add(f"{index:09d}", *item, target)
                 report.counts[split] += 1
             report.processed[split] += 1
             if progress and (report.processed[split] % CHUNK == 0 or report.processed[split] == len(dataset)):
@@ -216,12 +231,25 @@ def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
     if isinstance(content, bytes):
         return FORMAT_EXTENSIONS[image_format(content).split()[0]], content
     stream = io.BytesIO()
+    if array_format(content) is not None:
+        np.save(stream, content, allow_pickle=False)
+        return "npy", stream.getvalue()
     to_pil(content).save(stream, "PNG")
     return "png", stream.getvalue()
 
 
+def _encode_target(dataset: Dataset, index: int) -> tuple[str, bytes]:
+    """Return the extension and content of the file with the label, the labels or the numbers of an image."""
+    if (label_sets := dataset.label_sets) is not None:
+        return "json", json.dumps({"labels": label_sets.classes_of(index)}).encode()
+    if dataset.target_names:
+        numbers = map(float, np.atleast_1d(dataset.target(index)))
+        return "json", json.dumps({"targets": dict(zip(dataset.target_names, numbers, strict=True))}).encode()
+    return "cls", str(int(dataset.labels[index])).encode()
+
+
 class TarWriter:
-    """A tar file of images and labels, synced to disk when it is closed.
+    """A tar file of images and targets, synced to disk when it is closed.
 
     Plain headers with time, owner and group 0, so that the bytes are reproducible; ``tarfile`` would pad the end to 10 KiB.
     """
@@ -229,14 +257,14 @@ class TarWriter:
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, open(path, "wb")  # noqa: SIM115
 
-    def fits(self, content: bytes, label: int | None, max_bytes: int) -> bool:
-        added = TAR_BLOCK + _pad_to_block(len(content)) + (0 if label is None else 2 * TAR_BLOCK)
+    def fits(self, content: bytes, target: tuple[str, bytes] | None, max_bytes: int) -> bool:
+        added = TAR_BLOCK + _pad_to_block(len(content)) + (0 if target is None else TAR_BLOCK + _pad_to_block(len(target[1])))
         return self.file.tell() + added + len(END_MARKER) <= max_bytes
 
-    def add(self, key: str, extension: str, content: bytes, label: int | None) -> None:
+    def add(self, key: str, extension: str, content: bytes, target: tuple[str, bytes] | None) -> None:
         self._write_member(f"{key}.{extension}", content)
-        if label is not None:
-            self._write_member(f"{key}.cls", str(label).encode())
+        if target is not None:
+            self._write_member(f"{key}.{target[0]}", target[1])
 
     def _write_member(self, name: str, content: bytes) -> None:
         info = tarfile.TarInfo(name)

@@ -147,7 +147,7 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
     if len(known) < len(indices):
         return None
     masks = np.stack([255 * mask for mask in known])[..., None]
-    plain = replace(preprocess, mean=(0.0,), std=(1.0,))
+    plain = replace(preprocess, mean=(0.0,), std=(1.0,), raw=False)
     transformed = EvalTransform(plain)(
         ArrayDataset(masks, np.zeros(len(masks), np.int64), ("",)), np.zeros(len(masks), np.int64), np.arange(len(masks))
     )

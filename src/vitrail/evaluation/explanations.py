@@ -5,7 +5,7 @@ l layers, s states between them, h heads, k outputs, t tokens, c channels, y and
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,16 +57,19 @@ class Explanation:
     attention_rows: dict[str, Float[Tensor, "l h t"]]
     logit_lens: Float[Tensor, "s k"]  # probabilities, or outputs without any, before the first block and after each
     token_norms: Float[Tensor, "s t"]
+    predicted_labels: tuple[str, ...] | None = None  # if the model predicts several labels per image
+    is_another_target: bool = False  # the same image as the explanation before, and another class
 
 
 def explain_images(
     model: Model,
     images: Any,
     methods: Sequence[str] | None = None,
-    target: int | None = None,
+    target: int | Sequence[int] | None = None,
     attention_selection: AttentionSelection | None = None,
 ) -> Iterator[Explanation]:
-    """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
+    """Explain images one by one. ``target``: the class to explain, or several, each of which is explained in turn; None: the
+    most probable one. An empty ``methods`` gives no maps.
 
     Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model
     without a head has no outputs: there are attention-based maps only, and no logit lens.
@@ -75,6 +78,7 @@ def explain_images(
     task = model_task(model)
     headless = not vit.config.classes
     selected_methods = tuple(CLASS_AGNOSTIC_METHODS if headless else SALIENCY_METHODS) if methods is None else methods
+    targets = (target,) if target is None or isinstance(target, int) else tuple(target)
     class_specific = [name for name in selected_methods if name not in CLASS_AGNOSTIC_METHODS]
     if headless and (class_specific or target is not None):
         raise VitrailError(
@@ -93,23 +97,35 @@ def explain_images(
                 f"the model's output for {source.describe(index)} is not finite (NaN/Inf); its weights may be damaged"
             )
         outputs = output[:0] if headless else output
-        target_index = target if target is not None or headless else task.default_output(outputs)
-        target_tensor = None if target_index is None else torch.tensor([target_index], device=batch.device)
         lens = outputs.new_zeros(len(vit.blocks) + 1, 0) if headless else logit_lens(vit, batch)[:, 0]
-        yield Explanation(
+        explanation = Explanation(
             file=source.describe(index),
             image=batch[0].cpu(),
             grid=vit.grid(batch),
             outputs=outputs.cpu() if headless else task.restore(outputs).cpu(),
             probabilities=_probabilities(task, outputs),
-            target=target_index,
-            saliency_maps={name: saliency(vit, batch, name, target_tensor)[0].cpu() for name in selected_methods},
+            predicted_labels=predicted_labels(task, outputs),
+            target=None,
+            saliency_maps={},
             layers=layers,
             head_indices=heads,
             attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
             logit_lens=_readable_lens(task, lens),
             token_norms=token_norms(vit, batch)[:, 0].cpu(),
         )
+        for number, each in enumerate(targets):
+            chosen = each if each is not None or headless else task.default_output(outputs)
+            classes = None if chosen is None else torch.tensor([chosen], device=batch.device)
+            maps = {name: saliency(vit, batch, name, classes)[0].cpu() for name in selected_methods}
+            yield replace(explanation, target=chosen, saliency_maps=maps, is_another_target=number > 0)
+
+
+def predicted_labels(task: Task, outputs: Float[Tensor, " k"]) -> tuple[str, ...] | None:
+    """Return the labels that an image is predicted to have; None if the model predicts one class, or none."""
+    if not task.config.several_labels or not outputs.numel():
+        return None
+    prediction: Any = task.predictions(outputs[None].cpu(), 1)[0]
+    return tuple(prediction.labels)
 
 
 def output_names(task: Task) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
     if (label_sets := source.label_sets) is not None:
         renumbered = label_sets.renumbered(classes, len(predictor.class_names))
         return with_label_sets(source, renumbered, predictor.class_names)
-    return Subset(source, np.arange(len(source)), classes[source.labels], predictor.class_names)
+    numbering = np.append(classes, -1)  # the last stands for no label
+    return Subset(source, np.arange(len(source)), numbering[source.labels], predictor.class_names)
 
 
 def _other_names(source: Dataset, class_names: Sequence[str]) -> dict[str, int]:

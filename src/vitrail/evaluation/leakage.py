@@ -7,8 +7,9 @@ from typing import Any
 from vitrail.config import parse_value
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
@@ -21,14 +22,17 @@ def open_like_training(
     labelled: bool = True,
     columns: Columns | None = None,
 ) -> DatasetSplits:
-    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same.
+    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same; those
+    of its fold, if it is a model of a cross-validation.
 
     ``columns`` of a table's targets: None means those of the training, or of a dataset that is new to the model, as found.
     """
     columns = _training_columns(predictor, data) if columns is None else columns
-    return open_dataset(
-        data, columns=columns, split_fractions=_training_fractions(predictor), labelled=labelled, progress=progress
-    )
+    fractions, fold = _training_fractions(predictor), predictor.metadata.get("recipe", {}).get("fold")
+    opened = open_dataset(data, columns=columns, split_fractions=fractions, labelled=labelled, progress=progress)
+    if fold is None or not _was_trained_on(predictor, opened.name):
+        return opened
+    return fold_splits(opened, parse_value(fold, Fold, "fold"), fractions.validation, progress)
 
 
 def open_for_evaluation(

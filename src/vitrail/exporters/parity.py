@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Float32, Num
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Progress
@@ -28,11 +28,14 @@ class ParityReport:
     real_images: bool
     max_difference: float  # the largest, of any logit
     max_logit: float  # the largest absolute logit
-    agreement: float  # by the task: fraction of equal top-1 predictions; for features, their mean cosine similarity
+    agreement: float  # by the task: fraction of equal predictions; for features, their mean cosine similarity
     torch_top1: float | None = None  # on the images with known labels
     file_top1: float | None = None
+    torch_map: float | None = None  # mean average precision, if images may have several labels and theirs are known
+    file_map: float | None = None
     other_sizes_difference: float | None = None  # the largest difference at other image sizes, if the file accepts them
     features: bool = False  # the model has no classifier, so its features were compared
+    agreement_title: str = "same top-1 prediction"  # what ``agreement`` is, in words
 
     @property
     def relative_difference(self) -> float:
@@ -40,10 +43,11 @@ class ParityReport:
 
     @property
     def accuracy_drop(self) -> float:
-        """Accuracy lost; without labels, the fraction of changed top-1 predictions; for features, 1 - mean cosine."""
-        if self.torch_top1 is None or self.file_top1 is None:
-            return 1 - self.agreement
-        return self.torch_top1 - self.file_top1
+        """Accuracy or mAP lost; without labels, the fraction of changed predictions; for features, 1 - mean cosine."""
+        for expected, actual in ((self.torch_top1, self.file_top1), (self.torch_map, self.file_map)):
+            if expected is not None and actual is not None:
+                return expected - actual
+        return 1 - self.agreement
 
 
 def compare_with_model(
@@ -66,9 +70,14 @@ def compare_with_model(
         max_logit=float(np.abs(expected).max()),
         agreement=compute_agreement(reference.task, logits, expected, reference.has_outputs),
         features=not reference.has_outputs,
+        agreement_title=reference.task.agreement_title,
     )
-    if (top1 := top1_accuracies(reference.task, logits, expected, samples.labels)) is not None:
-        report = replace(report, file_top1=top1[0], torch_top1=top1[1])
+    if (scores := labelled_scores(reference.task, logits, expected, samples)) is not None:
+        actual, wanted = scores
+        if samples.label_sets is None:
+            report = replace(report, file_top1=actual, torch_top1=wanted)
+        else:
+            report = replace(report, file_map=actual, torch_map=wanted)
     return replace(report, other_sizes_difference=_other_sizes_difference(model, predictor, samples)) if dynamic else report
 
 
@@ -85,7 +94,7 @@ def require_parity(report: ParityReport, name: str, tolerance: float) -> None:
 def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
     """Refuse a quantised file that loses more accuracy than allowed."""
     if not report.accuracy_drop <= max_drop + 1e-9 or not np.isfinite(report.max_difference):
-        unit = " of feature cosine similarity" if report.features else ""
+        unit = " of feature cosine similarity" if report.features else "" if report.file_map is None else " of mAP"
         raise VitrailError(
             f"{name} loses {100 * report.accuracy_drop:.2f} points{unit} on {report.image_source}, where "
             f"{100 * max_drop:g} are allowed, so it was removed; try a larger --max-drop, or --to onnx"
@@ -102,19 +111,26 @@ def compute_agreement(
     return float(torch.nn.functional.cosine_similarity(actual, wanted, dim=1, eps=1e-12).mean())
 
 
-def top1_accuracies(
-    task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."], labels: Int[ndarray, " n"]
+def labelled_scores(
+    task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."], samples: SampleImages
 ) -> tuple[float, float] | None:
-    """Return the accuracy of a classifier's outputs and of the expected ones; None without labels, or for another model."""
-    labelled = labels >= 0
-    if not labelled.any() or not task.has_classes or not task.model.classes:
+    """Return the accuracy of a classifier's outputs and of the expected ones, of several labels the mAP; None without labels,
+    or for another model."""
+    if not task.has_classes or not task.model.classes:
         return None
-    correct = [(scores.argmax(1) == labels)[labelled].mean() for scores in (outputs, expected)]
+    if samples.label_sets is not None:
+        targets = torch.from_numpy(samples.label_sets)
+        maps = [task.metrics(torch.from_numpy(scores), targets)[task.primary_metric] for scores in (outputs, expected)]
+        return maps[0], maps[1]
+    labelled = samples.labels >= 0
+    if not labelled.any():
+        return None
+    correct = [(scores.argmax(1) == samples.labels)[labelled].mean() for scores in (outputs, expected)]
     return float(correct[0]), float(correct[1])
 
 
 def batched_outputs(
-    predictor: Predictor, images: UInt8[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
+    predictor: Predictor, images: Num[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
 ) -> Float32[ndarray, "n ..."]:
     batches = []
     for start in range(0, images.shape[0], BATCH_SIZE):
@@ -135,6 +151,6 @@ def _other_sizes_difference(model: Model, predictor: Predictor, samples: SampleI
     return worst
 
 
-def _tile(images: UInt8[ndarray, "b h w c"], size: tuple[int, int]) -> UInt8[ndarray, "b height width c"]:
+def _tile(images: Num[ndarray, "b h w c"], size: tuple[int, int]) -> Num[ndarray, "b height width c"]:
     repeats = [1, *(-(-new // old) for new, old in zip(size, images.shape[1:3], strict=True)), 1]
     return np.tile(images, repeats)[:, : size[0], : size[1]]

@@ -1,6 +1,6 @@
 """Images to verify or calibrate an exported file on: the caller's, else the model's own dataset, else synthetic ones.
 
-n images, c channels.
+n images, c channels, k classes.
 """
 
 from collections.abc import Iterator
@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Num, UInt8
 from numpy import ndarray
 
-from vitrail.data.decode import to_pil
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, Subset
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import build_panes
-from vitrail.data.transforms import resize_and_crop
+from vitrail.data.transforms import to_pixels
 from vitrail.errors import VitrailError
-from vitrail.evaluation.label_matching import match_classes, select_split
+from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.inference.predictor import TorchPredictor, require_preprocess
 from vitrail.models.build import Model
@@ -34,10 +33,11 @@ Role = Literal["evaluate", "calibrate"]  # quantisation is never evaluated on th
 class SampleImages:
     """Preprocessed but not normalised images, with labels as the model's class indices, -1 if unknown."""
 
-    images: UInt8[ndarray, "n height width c"]
+    images: Num[ndarray, "n height width c"]
     labels: Int[ndarray, " n"]
     description: str  # their origin
     is_real: bool = True
+    label_sets: UInt8[ndarray, "n k"] | None = None  # ones and zeros, if images may have several labels and theirs are known
 
 
 def load_sample_images(
@@ -69,14 +69,14 @@ def _from_dataset(model: Model, name: str, count: int, progress: Progress | None
     try:
         splits = open_like_training(name, TorchPredictor(model), progress)
         split, source = _select_split(splits, role)
-        classes = _class_indices(model, splits, source)
+        matched = _match_targets(model, splits, source)
     except VitrailError as error:  # a comparison needs no labels
         splits = open_dataset(name, labelled=False, progress=progress)
         everything = ConcatDataset([part for part in splits.splits.values() if len(part)])
         if not len(everything):
             raise error from None
         split, source = _reserve_calibration("all", everything, role)
-        classes = np.full(max(len(source.class_names), 1), -1)
+        matched = None
     indices = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
     read_indices, images = [], []
     for number, (index, image) in enumerate(_iter_images(model, source, indices), 1):
@@ -86,13 +86,14 @@ def _from_dataset(model: Model, name: str, count: int, progress: Progress | None
             progress("reading images", number, len(indices))
     if not images:
         raise VitrailError(f"no image of {name} can be read; `vitrail data check {name}` gives the reasons")
-    labels = source.labels[read_indices]
-    return SampleImages(np.stack(images), np.where(labels < 0, -1, classes[labels]), f"{split} of {name}")
+    labels = np.full(len(images), -1) if matched is None else matched.labels[read_indices]
+    label_sets = None if matched is None or matched.label_sets is None else matched.label_sets.rows(np.array(read_indices))
+    return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets)
 
 
 def _select_split(splits: DatasetSplits, role: Role | None) -> tuple[str, Dataset]:
     split, source = select_split(splits, None)
-    has_train = split != "all" and (splits.train.labels >= 0).any()
+    has_train = split != "all" and splits.train.has_label.any()
     if role == "calibrate" and has_train:
         return select_split(splits, "train")
     return (split, source) if has_train else _reserve_calibration(split, source, role)
@@ -107,12 +108,13 @@ def _reserve_calibration(split: str, source: Dataset, role: Role | None) -> tupl
     return fraction if split == "all" else f"{fraction} of {split}", Subset(source, np.flatnonzero(selected))
 
 
-def _class_indices(model: Model, splits: DatasetSplits, source: Dataset) -> ndarray:
-    """Return the model's index of each class of the dataset; all -1 if the classes differ."""
+def _match_targets(model: Model, splits: DatasetSplits, source: Dataset) -> Dataset | None:
+    """Return the dataset with the labels of the model; None if it has other classes, or no labels."""
+    predictor = TorchPredictor(model)
     try:
-        return match_classes(source, TorchPredictor(model), splits.name)
+        return match_targets(source, predictor, splits.name) if predictor.task.has_classes and model.config.classes else None
     except VitrailError:
-        return np.full(len(source.class_names), -1)
+        return None
 
 
 def _iter_images(model: Model, source: Dataset, indices: ndarray) -> Iterator[tuple[int, ndarray]]:
@@ -120,15 +122,20 @@ def _iter_images(model: Model, source: Dataset, indices: ndarray) -> Iterator[tu
     preprocess = require_preprocess(model)
     for index in indices.tolist():
         try:
-            yield index, resize_and_crop(to_pil(source.read(index)), preprocess)
+            yield index, to_pixels(source.read(index), preprocess)
         except (VitrailError, OSError):
             continue
 
 
 def _synthesise(model: Model, count: int, reason: str) -> SampleImages:
-    """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not."""
+    """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not; of bands, noise only."""
     preprocess, num_noise = require_preprocess(model), count // 4
+    if preprocess.raw:
+        noise = np.random.default_rng(0).normal(
+            preprocess.mean, preprocess.std, (count, *preprocess.image_size, preprocess.channels)
+        )
+        return SampleImages(noise.astype(np.float32), np.full(count, -1), f"noise, as {reason}", False)
     windows = build_panes("test", count - num_noise, (64, 64), 0)
-    images = [resize_and_crop(to_pil(windows.read(index)), preprocess) for index in range(len(windows))]
+    images = [to_pixels(windows.read(index), preprocess) for index in range(len(windows))]
     noise = np.random.default_rng(0).integers(0, 256, (num_noise, *preprocess.image_size, len(preprocess.mean)), np.uint8)
     return SampleImages(np.concatenate([np.stack(images), noise]), np.full(count, -1), f"synthetic images, as {reason}", False)

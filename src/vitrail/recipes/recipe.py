@@ -11,10 +11,12 @@ from vitrail.augment.policy import Policy
 from vitrail.config import added, override, validate
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
+from vitrail.data.sources.content_split import Fold
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
 
+JITTER_FIELDS = ("brightness", "contrast", "saturation", "hue")
 MIN_INTERVAL = 10  # steps between two evaluations or checkpoints of a shortened run
 
 
@@ -110,6 +112,7 @@ class Recipe:
     keep_checkpoints: int = 2  # how many of the newest are kept
     early_stop_patience: int | None = None  # evaluations without improvement before stopping early
     max_bad_fraction: float = 0.05  # fraction of the images that may be unusable
+    fold: Fold | None = added(None)  # noqa: RUF009  # the test split, of a cross-validation; the other folds are the rest
 
     def __post_init__(self) -> None:
         validate(self)
@@ -128,6 +131,11 @@ class Recipe:
             raise VitrailError(
                 f"model and preprocess must agree on the image, got {self.model.image} of {self.model.channels} channels and "
                 f"{self.preprocess.image_size} of {len(self.preprocess.mean)}; change both"
+            )
+        jitter = [name for name in JITTER_FIELDS if self.preprocess.raw and getattr(self.augment, name)]
+        if jitter:
+            raise VitrailError(
+                f"augment.{jitter[0]} is defined for 8-bit images, and these are bands; try augment.{jitter[0]}=0"
             )
         self.task.check(self.model, self.augment)
         _check_trainable(self)

@@ -1,15 +1,19 @@
 """A preprocessed and augmented batch of a dataset as a contact sheet, with some of its images by each fit."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from numpy import ndarray
 from PIL import Image
+from torch import Tensor
 
 from vitrail.augment.policy import Policy
-from vitrail.data.decode import to_pil
+from vitrail.data.band_statistics import find_bands, measure_bands
+from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Fit, Preprocess
-from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
 from vitrail.errors import VitrailError
 from vitrail.report.contact_sheet import PAPER, contact_sheet, denormalise
 from vitrail.report.fit_sheet import draw_fits
@@ -35,26 +39,30 @@ def draw_batch(
     step: int,
     seed: int,
     fit: Fit = "crop",
+    bands: Sequence[int] = (),
 ) -> BatchSheet:
     """Draw a batch: train images augmented as in training, validation and test images as in evaluation. Below it are its first
-    images by each fit, unless they all have the input's aspect ratio."""
+    images by each fit, unless they all have the input's aspect ratio.
+
+    ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
+    """
     source = data.splits[split]
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
         raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
-    loader = _build_loader(source, split, policy, image_size, batch_size, seed, fit)
+    loader = replace(_build_loader(source, split, policy, image_size, batch_size, seed, fit), targets=_image_indices)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
-    sheet = contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels)
+    sheet = contact_sheet(denormalise(batch.images, preprocess, bands), labels)
     originals = [source.read(index) for index in batch.indices[:NUM_FITTED].tolist()]
     if not all(_has_aspect_ratio(content, preprocess.image_size) for content in originals):
-        sheet = _stack(sheet, draw_fits(originals, preprocess))
+        sheet = _stack(sheet, draw_fits(originals, preprocess, bands))
     return BatchSheet(sheet, batch.indices.tolist(), labels, preprocess)
 
 
 def _has_aspect_ratio(content: bytes | ndarray, image_size: tuple[int, int]) -> bool:
-    image = to_pil(content)
+    image = to_view(content)
     return image.width * image_size[0] == image.height * image_size[1]
 
 
@@ -69,12 +77,15 @@ def _build_loader(
     source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int, fit: Fit
 ) -> Loader:
     """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
-    first = source.read(0)
+    first, bands = source.read(0), find_bands(source)
     channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
     native_size = (
         (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
     )
     preprocess = Preprocess(image_size or native_size, fit=fit, mean=(0.5,) * channels, std=(0.5,) * channels)
+    if bands is not None:
+        measured = measure_bands(source, bands.bands)
+        preprocess = replace(preprocess, mean=measured.mean, std=measured.std, raw=True)
     return (
         build_train_loader(source, preprocess, batch_size, policy, seed)
         if split == "train"
@@ -82,14 +93,16 @@ def _build_loader(
     )
 
 
-def _captions(source: Dataset, batch: Batch) -> list[str]:
-    def class_name(label: int) -> str:
-        return source.class_names[label] if 0 <= label < len(source.class_names) else ""
+def _image_indices(source: Dataset, indices: ndarray) -> Tensor:
+    """Return the indices in place of targets, so that whatever the targets are can be looked up for the captions."""
+    return torch.from_numpy(indices)
 
+
+def _captions(source: Dataset, batch: Batch) -> list[str]:
     if batch.mixed_targets is None or batch.lam is None:
-        return [class_name(label) for label in batch.targets.tolist()]
+        return [label_name(source, index) for index in batch.targets.tolist()]
     mixes = zip(batch.targets.tolist(), batch.mixed_targets.tolist(), batch.lam.tolist(), strict=True)
-    return [_mixed_caption(class_name(own), class_name(other), lam) for own, other, lam in mixes]
+    return [_mixed_caption(label_name(source, own), label_name(source, other), lam) for own, other, lam in mixes]
 
 
 def _mixed_caption(own: str, other: str, lam: float) -> str:

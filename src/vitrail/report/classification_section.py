@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.decode import to_pil
+from vitrail.data.band_view import to_view
 from vitrail.data.sources.dataset import Dataset
 from vitrail.evaluation.classification import ClassificationEvaluation, SplitPredictions, summarise_predictions
 from vitrail.evaluation.per_class import confusion_matrix, most_confused
@@ -36,10 +36,17 @@ class ClassificationSection(TaskSection):
         if evaluation is None:
             return
         weights, dataset = report.run.folder / "best", report.data.splits[evaluation.split]
-        yield from _evaluation(dataset, evaluation)
+        yield from _evaluation(dataset.class_names, evaluation)
+        yield from _highest_losses(dataset, evaluation)
         yield from error_saliency_section(weights, dataset, evaluation.predictions)
         images_seen = report.result["steps"] * report.recipe.batch_size
         yield from fewshot_section(weights, report.data, evaluation.split, images_seen)
+
+    def out_of_fold(self, report: RunReport, predictions: dict[str, Tensor], class_names: tuple[str, ...]) -> Iterator[str]:
+        logits, labels = predictions["logits"], predictions["labels"]
+        pooled = SplitPredictions(logits, labels, torch.arange(len(labels)))
+        loss = report.task.config.loss
+        yield from _evaluation(class_names, summarise_predictions(report.recipe.data, "test", class_names, pooled, loss))
 
 
 def _saved_evaluation(report: RunReport) -> ClassificationEvaluation | None:
@@ -59,8 +66,8 @@ def _format_interval(evaluation: ClassificationEvaluation, name: str) -> str:
     return f"95 % interval {low:.2%} to {high:.2%}"
 
 
-def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Iterator[str]:
-    names, per_class, predictions = dataset.class_names, evaluation.per_class, evaluation.predictions
+def _evaluation(names: tuple[str, ...], evaluation: ClassificationEvaluation) -> Iterator[str]:
+    per_class, predictions = evaluation.per_class, evaluation.predictions
     columns = ("class", "#images", "#recall", "#precision", "#F1")
     rows = [
         (
@@ -79,9 +86,13 @@ def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Itera
     confused_rows = [(escape(names[true]), escape(names[other]), f"{count:,}") for true, other, count in pairs]
     if confused_rows:
         yield "<h2>Most confused classes</h2>" + html_table(("true class", "predicted class", "#images"), confused_rows)
+
+
+def _highest_losses(dataset: Dataset, evaluation: ClassificationEvaluation) -> Iterator[str]:
+    names, predictions = dataset.class_names, evaluation.predictions
     losses = per_image_scores(predictions.logits, predictions.labels)["loss"]
     worst = losses.argsort(descending=True, stable=True)[:NUM_HIGHEST_LOSSES]
-    images = [to_pil(dataset.read(int(predictions.indices[row]))) for row in worst]
+    images = [to_view(dataset.read(int(predictions.indices[row]))) for row in worst]
     captions = [_caption(names[predictions.labels[row]], names[predictions.predicted[row]]) for row in worst]
     sheet_uri = data_uri(contact_sheet(images, captions, columns=8))
     yield f'<h2>Highest losses</h2><img alt="Images with the highest losses" src="{sheet_uri}">'

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,29 +12,49 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vitrail.data.band_view import draw_bands
 from vitrail.data.decode import to_pil
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import printable
 from vitrail.plot.canvas import MAX_NEAREST_SIDE
 
-GAP, CAPTION_HEIGHT = 8, 16
+GAP, CAPTION_HEIGHT, LINE_HEIGHT = 8, 16, 13
+MAX_LINES = 3  # of a caption
 INK, PAPER = (40, 40, 46), (250, 249, 246)
 
 
 def contact_sheet(
     images: Sequence[Image.Image], captions: Sequence[str], *, columns: int | None = None, side: int = 128
 ) -> Image.Image:
-    """Arrange images in rows, each within a square of this side; small ones are enlarged pixel by pixel."""
+    """Arrange images in rows, each within a square of this side; small ones are enlarged pixel by pixel. A caption of several
+    labels takes up to three lines."""
     columns = columns or max(1, min(len(images), math.ceil(math.sqrt(len(images) * 1.6))))
     rows = -(-len(images) // columns)
-    cell = side + GAP, side + CAPTION_HEIGHT + GAP
+    font = ImageFont.load_default(11)
+    wrapped = [_wrap(caption, font, side) for caption in captions]
+    extra = LINE_HEIGHT * (max(map(len, wrapped), default=1) - 1)
+    cell = side + GAP, side + CAPTION_HEIGHT + extra + GAP
     page = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), PAPER)
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(11)
-    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
+    pen = ImageDraw.Draw(page)
+    for number, (image, lines) in enumerate(zip(images, wrapped, strict=True)):
         left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
         resized = _fit(image.convert("RGB"), side)
         page.paste(resized, (left + (side - resized.width) // 2, top + (side - resized.height) // 2))
-        pen.text((left, top + side + 2), _truncate(caption, font, side), INK, font)
+        for row, line in enumerate(lines):
+            pen.text((left, top + side + 2 + row * LINE_HEIGHT), _truncate(line, font, side), INK, font)
     return page
+
+
+def _wrap(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_width: int) -> list[str]:
+    """Break a caption after commas; the last line is as long as it is."""
+    lines = [""]
+    for part in re.split(r"(?<=,) ", printable(caption)):
+        longer = f"{lines[-1]} {part}".lstrip()
+        if lines[-1] and len(lines) < MAX_LINES and font.getlength(longer) > max_width:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _fit(image: Image.Image, side: int) -> Image.Image:
@@ -52,9 +73,11 @@ def _truncate(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max
     return text
 
 
-def denormalise(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
-    """Invert the normalisation: return the images behind a model's input."""
-    scale, shift = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+def denormalise(images: Float[Tensor, "n c h w"], preprocess: Preprocess, bands: Sequence[int] = ()) -> list[Image.Image]:
+    """Invert the normalisation: return the images behind a model's input. ``bands``: those that are drawn, numbered from 1."""
+    scale, shift = torch.tensor(preprocess.std)[:, None, None], torch.tensor(preprocess.mean)[:, None, None]
+    if preprocess.raw or bands:
+        return draw_bands(((images * scale + shift) * preprocess.scale).permute(0, 2, 3, 1).numpy(), bands)
     values = ((images * scale + shift) * 255).round().clamp(0, 255).byte()
     return [to_pil(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in values]
 

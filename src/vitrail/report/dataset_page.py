@@ -1,14 +1,15 @@
 """Page of ``vitrail data check``: the content of a dataset and its problems."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 
 from vitrail.augment.counter_rng import permutation
+from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
-from vitrail.data.decode import decode, to_pil
 from vitrail.data.sources.dataset import Dataset, label_name
+from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.html import html_page, html_table
@@ -16,6 +17,8 @@ from vitrail.report.html import html_page, html_table
 MAX_ROWS = 500
 MAX_CLASSES = 200
 MAX_SAMPLES = 60
+MAX_PAIRS = 30  # pairs of labels
+MAX_NAMES = 30  # labels that are missing in a split
 
 
 def dataset_page(report: DatasetReport) -> str:
@@ -25,11 +28,19 @@ def dataset_page(report: DatasetReport) -> str:
 def sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image | None:
     """Draw random images of every class, ordered by class."""
     images, captions = [], []
-    for index in balanced_sample(dataset.labels, max_images).tolist():
+    for index in balanced_sample(_group_of_each(dataset), max_images).tolist():
         content = dataset.read(index)
-        images.append(decode(content, min_size=(128, 128)) if isinstance(content, bytes) else to_pil(content))
+        images.append(to_view(content, min_size=(128, 128)))
         captions.append(label_name(dataset, index))
     return contact_sheet(images, captions, columns=10) if images else None
+
+
+def _group_of_each(dataset: Dataset) -> np.ndarray:
+    """Return the class of each image; of one with several, the rarest of them."""
+    if (label_sets := dataset.label_sets) is None:
+        return dataset.labels
+    counts = label_sets.counts()
+    return np.array([min(label_sets.classes_of(index), key=counts.__getitem__, default=-1) for index in range(len(dataset))])
 
 
 def balanced_sample(labels: np.ndarray, count: int) -> np.ndarray:
@@ -52,33 +63,37 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     sizes = ", ".join(f"{len(source):,} {split}" for split, source in data.splits.items())
     yield f"<h1>{escape(data.name)}</h1>"
     fingerprint = f"fingerprint <code>{data.fingerprint[:16]}</code>"
-    yield f'<p class="soft">{len(data.class_names):,} classes; usable images: {sizes}; {fingerprint}</p>'
+    targets = f"numbers: {', '.join(data.target_names)}" if data.target_names else f"{len(data.class_names):,} classes"
+    yield f'<p class="soft">{escape(targets)}; usable images: {sizes}; {fingerprint}</p>'
     yield from _summary(report)
     if report.notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"
     samples = sample_sheet(next((part for part in data.splits.values() if len(part)), data.train))
     if samples is not None:
         yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
-    yield from _class_balance(report)
+    if data.class_names:
+        yield from _class_balance(report)
+    yield from _label_pairs(report.targets)
+    yield from _numbers(report.targets)
     yield from _sizes_and_formats(report)
     if report.bad:
         rows = [(escape(item.location), escape(item.reason), item.split) for item in report.bad[:MAX_ROWS]]
         yield f"<h2>Unusable images ({len(report.bad):,})</h2>" + html_table(("file", "reason", "split"), rows)
     yield from _duplicates("The same image in two splits", report.leaks)
-    yield from _duplicates("The same image with two labels", report.conflicts)
+    yield from _duplicates("The same image with different labels", report.conflicts)
     yield from _duplicates("Duplicate images", report.duplicates)
 
 
 def _summary(report: DatasetReport) -> Iterator[str]:
     if report.ok:
-        yield '<p class="good">Every image is usable; none is in two splits or has two labels.</p>'
+        yield '<p class="good">Every image is usable; none is in two splits or has conflicting labels.</p>'
         return
     problems = [
         f"{len(items):,} {plural if len(items) > 1 else singular}"
         for items, singular, plural in (
             (report.bad, "image is unusable", "images are unusable"),
             (report.leaks, "image is in two splits", "images are in two splits"),
-            (report.conflicts, "image has two labels", "images have two labels"),
+            (report.conflicts, "image has conflicting labels", "images have conflicting labels"),
         )
         if items
     ]
@@ -91,7 +106,7 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
         (
             escape(name),
             *(f"{counts[split]:,}" for split in counts),
-            f'<span class="bar" style="width:{counts["train"] / max(largest, 1) * 12:.2f}rem"></span>',
+            _bar(counts["train"] / max(largest, 1)),
         )
         for name, counts in list(report.classes.items())[:MAX_CLASSES]
     ]
@@ -99,6 +114,57 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
     yield "<h2>Classes</h2>" + html_table(("class", "#train", "#validation", "#test", "train"), rows)
     if more > 0:
         yield f'<p class="soft">and {more:,} more classes</p>'
+    for split, names in report.targets.absent.items():
+        yield f"<p>No {split} image has the label {escape(_list(names))}.</p>"
+    for group in report.targets.similar[:MAX_ROWS]:
+        yield f'<p class="bad">{escape(" and ".join(map(repr, group)))} are different classes of almost the same name.</p>'
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def _label_pairs(targets: TargetSummary) -> Iterator[str]:
+    if (several := targets.several) is None:
+        return
+    without = ", ".join(f"{count:,} {split}" for split, count in several.unlabelled.items())
+    yield (
+        f"<h2>Several labels per image</h2><p>An image has {several.mean:.2f} labels on average and at most {several.most:,}. "
+        f"Images without any label: {without}.</p>"
+    )
+    if several.pairs:
+        rows = [
+            (escape(pair.labels[0]), escape(pair.labels[1]), f"{pair.images:,}", f"{pair.jaccard:.2f}", _bar(pair.jaccard))
+            for pair in several.pairs[:MAX_PAIRS]
+        ]
+        yield (
+            "<h2>Labels that occur together</h2><p>Number of images with both; Jaccard: divided by the number with either.</p>"
+        )
+        yield html_table(("label", "and", "#images", "#Jaccard", ""), rows)
+
+
+def _numbers(targets: TargetSummary) -> Iterator[str]:
+    if not targets.numbers:
+        return
+    rows = [
+        (escape(name), split, *map("{:.4g}".format, numbers.statistics), f"{numbers.missing:,}")
+        for name, splits in targets.numbers.items()
+        for split, numbers in splits.items()
+    ]
+    yield "<h2>Numbers</h2>"
+    yield html_table(("target", "split", "#minimum", "#mean", "#maximum", "#standard deviation", "#missing"), rows)
+    if targets.outliers:
+        outliers = [(escape(each.target), f"{each.value:.6g}", each.split, escape(each.location)) for each in targets.outliers]
+        yield (
+            f"<h2>Outliers ({targets.num_outliers:,})</h2>"
+            "<p>Numbers more than three interquartile ranges beyond the quartiles.</p>"
+        )
+        yield html_table(("target", "#number", "split", "image"), outliers)
+
+
+def _bar(fraction: float) -> str:
+    return f'<span class="bar" style="width:{fraction * 12:.2f}rem"></span>'
 
 
 def _sizes_and_formats(report: DatasetReport) -> Iterator[str]:

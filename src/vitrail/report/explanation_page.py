@@ -4,7 +4,7 @@ Every figure of the page is also written as PNG and SVG, and its numbers as ``.n
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_name
 from vitrail.explain.attention import as_vit
 from vitrail.explain.embeddings import patch_filters, position_kind, position_similarity
 from vitrail.explain.head_statistics import HeadStatistics
+from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS
 from vitrail.io import atomic_write
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
@@ -57,39 +58,54 @@ def write_explanation_page(
     folder.mkdir(parents=True, exist_ok=True)
     vit = as_vit(model)
     parts = ["<h1>Explanations</h1>"]
+    images: list[list[tuple[str, Explanation]]] = []
     for number, explanation in enumerate(explanations):
-        parts += _image_section(explanation, f"{number:02d}-{_safe_name(explanation.file)}", vit, write_file)
+        if not explanation.is_another_target:
+            images.append([])
+        images[-1].append((f"{number:02d}-{_safe_name(explanation.file)}", explanation))
+    for image in images:
+        parts += _image_section(image, vit, write_file)
     parts += [*faithfulness_section(faithfulness, write_file), "<h2>The model</h2>", *_model_figures(vit, heads, write_file)]
     write_file(PAGE, html_page("Explanations", parts).encode())
     return written
 
 
-def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> list[str]:
+def _image_section(explanations: Sequence[tuple[str, Explanation]], vit: ViT, write_file: WriteFile) -> list[str]:
+    """Return the section of an image, with the maps of each class that is explained, by the name of its files."""
+    (name, first), shots, lenses = explanations[0], list[str](), list[str]()
+    for each_name, explanation in explanations:
+        prediction, lens = (
+            _prediction(explanation, explanation.target, each_name, vit, write_file)
+            if explanation.target is not None
+            else ("The model has no head, and predicts nothing.", [])
+        )
+        shots += [f"<p>{prediction}</p>", f'<div class="shots">{"".join(_maps(explanation, each_name, vit, write_file))}</div>']
+        lenses += lens
+        write_file(f"{each_name}.npz", _to_npz(_arrays(explanation)))
+    return [
+        f"<h2>{escape(first.file)}</h2>",
+        *shots,
+        *_attention_grids(first, name, vit, write_file),
+        *lenses,
+        "<h3>Token norms: a few patches of much larger norm than the others are artefacts, which registers remove</h3>",
+        *_token_norms(first, name, vit, write_file),
+    ]
+
+
+def _maps(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> Iterator[str]:
+    """Yield the image with its patches and the saliency maps; for another class of the same image, only those that differ."""
     preprocess = vit.preprocess
     assert preprocess is not None
-    (image,) = denormalise(explanation.image[None].float(), preprocess.mean, preprocess.std)
+    (image,) = denormalise(explanation.image[None].float(), preprocess)
     queries = [
         (int(row), int(column)) for row, sep, column in (query.partition(",") for query in explanation.attention_rows) if sep
     ]
-    maps = [write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)]
+    if not explanation.is_another_target:
+        yield write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)
     for method, values in explanation.saliency_maps.items():
-        figure = overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method))
-        maps.append(write_figure(figure, f"{name}-{method}", write_file))
-    write_file(f"{name}.npz", _to_npz(_arrays(explanation)))
-    prediction, lens = (
-        _prediction(explanation, explanation.target, name, vit, write_file)
-        if explanation.target is not None
-        else ("The model has no head, and predicts nothing.", [])
-    )
-    return [
-        f"<h2>{escape(explanation.file)}</h2>",
-        f"<p>{prediction}</p>",
-        f'<div class="shots">{"".join(maps)}</div>',
-        *_attention_grids(explanation, name, vit, write_file),
-        *lens,
-        "<h3>Token norms: a few patches of much larger norm than the others are artefacts, which registers remove</h3>",
-        *_token_norms(explanation, name, vit, write_file),
-    ]
+        if not (explanation.is_another_target and method in CLASS_AGNOSTIC_METHODS):
+            figure = overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method))
+            yield write_figure(figure, f"{name}-{method}", write_file)
 
 
 def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, write_file: WriteFile) -> tuple[str, list[str]]:
@@ -104,6 +120,15 @@ def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, writ
     kind, subject = ("class", names[target]) if classifies else ("output", f"output {names[target]}")
     explains = f" The {kind}-specific maps explain <b>{escape(subject)}</b>." if explanation.saliency_maps else ""
     chart = write_figure(_lens_chart(explanation, target, names, best), f"{name}-lens", write_file)
+    if explanation.predicted_labels is not None:
+        listed = ", ".join(map(escape, explanation.predicted_labels)) or "none"
+        title = f"Labels that reach their threshold: {listed}. Most probable"
+    if explanation.is_another_target:
+        probability = _format_value(explanation, values[target])
+        return f"The class-specific maps of <b>{escape(subject)}</b>, {probability}:", [
+            f"<h3>Logit lens of {escape(subject)}</h3>",
+            f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
+        ]
     return f"{title}: {top}.{explains}", [
         f"<h3>Logit lens: the {'classifier' if classifies else 'head'} applied after each layer</h3>",
         f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
@@ -137,7 +162,8 @@ def _lens_table(explanation: Explanation, target: int, names: Sequence[str]) -> 
         after = "input" if layer == 0 else str(layer - 1)
         prediction = [escape(names[first]), _format_value(explanation, values[first])] if classifies else []
         rows.append([after, *prediction, _format_value(explanation, values[target])])
-    columns = ["prediction", "#probability", f"#{names[target]}"] if classifies else [f"#output {names[target]}"]
+    first_column = "prediction" if explanation.predicted_labels is None else "most probable"
+    columns = [first_column, "#probability", f"#{names[target]}"] if classifies else [f"#output {names[target]}"]
     return html_table(["after layer", *columns], rows)
 
 

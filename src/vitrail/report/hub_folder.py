@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -42,7 +43,8 @@ def build_hub_folder(
     encoder = get_encoder(model)
     metadata = {key: strip_paths(value) for key, value in encoder.metadata.items()}
     assumed = encoder.load_report.assumed
-    text = model_card(model_metadata(model, encoder.config, metadata), name, license, format, _num_images(source), assumed)
+    card_metadata, class_metrics = model_metadata(model, encoder.config, metadata), _class_metrics(source)
+    text = model_card(card_metadata, name, license, format, _num_images(source), assumed, class_metrics)
     try:
         with atomic_folder(folder.resolve()) as temporary:
             save(model, temporary, format=format, metadata=metadata)
@@ -66,4 +68,11 @@ def _num_images(source: str) -> dict[str, int]:
     if result is None or not (run.folder / "predictions.npz").is_file():
         return {}
     with np.load(run.folder / "predictions.npz", allow_pickle=False) as file:
-        return {result["reported_on"]: len(file["labels"])} if "labels" in file.files else {}
+        targets = next((file[key] for key in ("labels", "targets") if key in file.files), None)
+        return {} if targets is None else {result["reported_on"]: len(targets)}
+
+
+def _class_metrics(source: str) -> list[dict[str, Any]]:
+    """Return the metrics of each class of a finished run with several labels per image."""
+    result = None if source.startswith("hf:") else Run(Path(source).expanduser()).result()
+    return [] if result is None else result.get("classes", [])

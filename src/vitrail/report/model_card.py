@@ -17,6 +17,7 @@ from vitrail.models.cost import cost
 from vitrail.report.model_card_yaml import (
     METRIC_NAMES,
     CardFormat,
+    has_several_labels,
     is_worth_listing,
     predicted_numbers,
     reported_split,
@@ -26,7 +27,7 @@ from vitrail.report.model_card_yaml import (
 
 MAX_LISTED_CLASSES = 100  # class names listed
 NORMAL_QUANTILE = 1.96  # normal quantile of a 95 % interval
-UNSCALED_METRICS = ("loss", "ece")  # the others are fractions, shown in percent
+UNSCALED_METRICS = ("loss", "ece", "coverage")  # the others are fractions, shown in percent
 
 
 def model_card(
@@ -36,10 +37,12 @@ def model_card(
     format: CardFormat = "vitrail",
     num_images: Mapping[str, int] | None = None,
     assumed: Sequence[str] = (),
+    class_metrics: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the card of the model ``owner/name`` from its metadata, the content of ``vitrail.json``.
 
     ``num_images``: size of each evaluated split, where known. ``assumed``: settings that the weight file did not record.
+    ``class_metrics``: of a model that predicts several labels per image, the metrics of each, as its run's result has them.
     """
     config: ModelConfig = parse_value(metadata.get("model"), ModelConfig, "model")
     parts = [
@@ -48,7 +51,7 @@ def model_card(
         f"## Usage\n\n{_usage(metadata, config, name, format)}",
         f"## Evaluation\n\n{_evaluation(metadata, config, num_images or {})}",
         f"## Preprocessing\n\n{_preprocessing(metadata, format)}",
-        *_outputs_section(metadata, config),
+        *_outputs_section(metadata, config, class_metrics),
         f"## Training\n\n{_training(metadata)}",
         "## Limitations\n\n" + "\n".join(f"- {line}" for line in _limitations(metadata, config, assumed)),
         _footer(metadata),
@@ -78,6 +81,8 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     lines = [f"{architecture}, for {colours} images of {format_size(config.image)} pixels: {size}."]
     if targets := predicted_numbers(metadata):
         lines.append(f"It predicts {_plural(len(targets), 'number')} per image: {', '.join(map(_code, targets))}.")
+    elif config.classes and has_several_labels(metadata):
+        lines.append(f"It predicts which of {config.classes:,} labels an image has: several, one or none.")
     elif config.classes:
         lines.append(f"It classifies images into {config.classes:,} classes.")
     else:
@@ -111,9 +116,8 @@ def _evaluation(metadata: Mapping[str, Any], config: ModelConfig, num_images: Ma
         split_name = f"{split}, {num_images[split]:,} images" if split in num_images else split
         for key, value in metrics[split].items():
             if is_worth_listing(key, metrics[split], metadata):
-                rows.append(
-                    f"| {split_name} | {METRIC_NAMES.get(key, key)} | {_format_metric(key, value, num_images.get(split), metadata)} |"
-                )
+                text = _format_metric(key, value, num_images.get(split), metadata)
+                rows.append(f"| {split_name} | {METRIC_NAMES.get(key, key)} | {text} |")
     notes = {
         "test": "The test images were evaluated once, after the weights had been selected.",
         "validation": "The weights were selected on validation, whose metrics are therefore optimistic.",
@@ -150,12 +154,14 @@ def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
     file_name = "`vitrail.json`" if format == "vitrail" else "`preprocessor_config.json`"
     return (
         f"Images are {resized[preprocess.fit]} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; "
-        "values from 0 to 1 are normalised with "
+        f"{'the bands' if preprocess.raw else 'values from 0 to 1'} are normalised with "
         f"mean {mean} and standard deviation {std}. Programs read this from {file_name}."
     )
 
 
-def _outputs_section(metadata: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
+def _outputs_section(
+    metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
     """Yield a section on the classes, or on the units of the numbers."""
     if targets := predicted_numbers(metadata):
         state = section(metadata, "task_state")
@@ -165,7 +171,29 @@ def _outputs_section(metadata: Mapping[str, Any], config: ModelConfig) -> Iterat
         note = "Of the training images. Predictions are in these units; the model's own outputs are standardised by them."
         yield "## Targets\n\n" + "\n".join([head, *rows]) + f"\n\n{note}"
     elif config.classes:
-        yield f"## Classes\n\n{_class_names(metadata, config)}"
+        yield f"## Classes\n\n{_classes(metadata, config, class_metrics)}"
+
+
+def _classes(metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Sequence[Mapping[str, Any]]) -> str:
+    """List the classes; of a model that predicts several labels per image, with their thresholds and average precision."""
+    names, thresholds = metadata.get("class_names"), section(metadata, "task_state").get("thresholds")
+    if not (names and thresholds and len(names) == len(thresholds)):
+        return _class_names(metadata, config)
+    text = (
+        "A label is predicted if its probability, the sigmoid of its logit, reaches its threshold, which was chosen on "
+        "validation. Programs other than Vitrail have to apply the thresholds themselves.\n\n"
+    )
+    measured = {row["name"]: row for row in class_metrics}
+    rows = [
+        f"| label | threshold |{' average precision | images |' if measured else ''}",
+        f"|---|---|{'---|---|' if measured else ''}",
+    ]
+    for name, threshold in list(zip(names, thresholds, strict=True))[:MAX_LISTED_CLASSES]:
+        metrics = measured.get(name)
+        cells = f" {metrics['ap']:.1%} | {metrics['support']:,} |" if metrics and metrics["support"] else " | |"
+        rows.append(f"| {_code(name)} | {threshold:.3f} |{cells if measured else ''}")
+    more = f"\n\nand {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
+    return text + "\n".join(rows) + more
 
 
 def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
@@ -178,7 +206,7 @@ def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
 
 def _training(metadata: Mapping[str, Any]) -> str:
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
-    if not recipe:
+    if "steps" not in recipe:  # the task may be recorded alone
         return "Not recorded."
     optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
     task = section(recipe, "task")
@@ -208,7 +236,7 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
     if predicted_numbers(metadata):
         yield "It gives a number for any image, also for one without what it measures, and does not say how certain it is."
     elif config.classes:
-        sigmoid = section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
+        sigmoid = has_several_labels(metadata) or section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"
         yield f"It has only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
     else:

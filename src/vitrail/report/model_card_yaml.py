@@ -9,9 +9,27 @@ from vitrail.models.config import ModelConfig, ResNetConfig
 from vitrail.weights.catalogue import find_published
 
 CardFormat = Literal["vitrail", "huggingface"]
-METRIC_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "knn": "20-NN accuracy", "ece": "calibration error (ECE)",
-                "mae": "mean absolute error", "rmse": "root mean squared error", "r2": "R²",
-                "standardised_mae": "mean absolute error in standard deviations"}  # fmt: skip
+METRIC_NAMES = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "knn": "20-NN accuracy",
+    "ece": "calibration error (ECE)",
+    "map": "mean average precision (macro)",
+    "map_micro": "average precision over all labels (micro)",
+    "map_weighted": "mean average precision, weighted by frequency",
+    "f1_macro": "F1, mean over the labels (macro)",
+    "f1_micro": "F1 over all labels (micro)",
+    "f1_macro_at_0.5": "F1 at 0.5, mean over the labels",
+    "f1_micro_at_0.5": "F1 at 0.5 over all labels",
+    "hamming": "Hamming loss",
+    "subset_accuracy": "images with all labels right",
+    "coverage": "coverage, in labels",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "r2": "R²",
+    "standardised_mae": "mean absolute error in standard deviations",
+}
+HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "map": "mean_average_precision", "f1_micro": "f1"}  # by the hub's names
 
 
 def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, license: str | None, format: CardFormat) -> str:
@@ -24,7 +42,7 @@ def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, lic
     header: dict[str, Any] = {
         "library_name": "vitrail" if format == "vitrail" else "transformers",
         "pipeline_tag": task,
-        "tags": ["vitrail", family, *method],
+        "tags": ["vitrail", family, *method, *(["multi-label-classification"] if has_several_labels(metadata) else [])],
     }
     if license:
         header["license"] = license
@@ -33,8 +51,8 @@ def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, lic
     if base := _base_model(str(recipe.get("init_from", ""))):
         header["base_model"] = base
     split = reported_split(metadata)
-    if config.classes and split and "top1" in metadata["metrics"][split]:
-        header["metrics"] = ["accuracy"]
+    if config.classes and split and (types := _metric_types(metadata, split)):
+        header["metrics"] = list(dict.fromkeys(types.values()))
         header["model-index"] = [_model_index(metadata, name, split)]
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()]
     return "\n".join(["---", *lines, "---"])
@@ -50,17 +68,24 @@ def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str
     """Return the metrics as the hub lists them."""
     dataset_name = str(section(metadata, "dataset").get("name", "unknown"))
     values = metadata["metrics"][split]
-    metrics = [
-        {"type": "accuracy", "name": METRIC_NAMES[key], "value": values[key]}
-        for key in ("top1", "top5")
-        if is_worth_listing(key, values, metadata)
-    ]
+    types = _metric_types(metadata, split)
+    metrics = [{"type": kind, "name": METRIC_NAMES[key], "value": values[key]} for key, kind in types.items()]
     dataset = {
         "name": printable(dataset_name),
         "type": dataset_name.removeprefix("hf:") if dataset_name.startswith("hf:") else "imagefolder",
     }
     results = [{"task": {"type": "image-classification"}, "dataset": {**dataset, "split": split}, "metrics": metrics}]
     return {"name": name.rpartition("/")[2], "results": results}
+
+
+def _metric_types(metadata: Mapping[str, Any], split: str) -> dict[str, str]:
+    """Return the metrics that the hub knows, with their names there."""
+    return {key: kind for key, kind in HUB_METRICS.items() if is_worth_listing(key, metadata["metrics"][split], metadata)}
+
+
+def has_several_labels(metadata: Mapping[str, Any]) -> bool:
+    """Whether the model predicts several labels per image."""
+    return bool(section(section(metadata, "recipe"), "task").get("kind") == "multi-label")
 
 
 def is_worth_listing(key: str, values: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.registry import build_task
@@ -49,6 +51,11 @@ class TaskSection:
 
     def body(self, report: RunReport) -> Iterator[str]:
         """Yield the sections of the page, as HTML."""
+        return iter(())
+
+    def out_of_fold(self, report: RunReport, predictions: dict[str, Tensor], class_names: tuple[str, ...]) -> Iterator[str]:
+        """Yield sections on the predictions of all folds of a cross-validation, as HTML; outputs and targets have the names
+        of the task."""
         return iter(())
 
     def next_steps(self, report: RunReport) -> Iterator[str]:

@@ -21,8 +21,14 @@ SCRIPT = """<script>
 const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
 pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
 function add(tag,text){const element=document.createElement(tag);element.textContent=text;out.append(element);return element}
+const percent=value=>(100*value).toFixed(2)+" %";
 function cells(row){  // of a classifier the labels, of any other task its fields
-  if(row.top)return row.top.map(entry=>[entry.label,(100*entry.probability).toFixed(2)+" %"]);
+  if(row.labels){  // several labels per image: those that reach their threshold, then the most probable others
+    const others=row.top.filter(entry=>!row.labels.includes(entry.label));
+    const chosen=row.labels.map((label,index)=>[label,percent(row.probabilities[index])]);
+    return [...chosen.length?chosen:[["no label reaches its threshold",""]],
+      ...others.map(entry=>[entry.label+" (below its threshold)",percent(entry.probability)])]}
+  if(row.top)return row.top.map(entry=>[entry.label,percent(entry.probability)]);
   return Object.entries(row).filter(([name])=>name!=="file").map(([name,value])=>[name,show(value)])}
 function show(value){
   return typeof value==="number"?String(Number(value.toPrecision(6))):typeof value==="string"?value:JSON.stringify(value)}
@@ -38,7 +44,8 @@ form.addEventListener("submit",async event=>{
       const table=add("table","");for(const [name,value] of cells(row)){const line=table.insertRow();
         line.insertCell().textContent=name;line.insertCell().textContent=value}}
     if(form.explain.checked&&form.files.files.length===1&&response.ok){
-      const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
+      const wanted=form.label.value?"?class="+encodeURIComponent(form.label.value):"";
+      const file=form.files.files[0],map=await fetch("/explain"+wanted,{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
       if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="saliency map"
         }else add("p",(await map.json()).error)}
@@ -57,8 +64,9 @@ def front_page(predictor: Predictor | None, source: str, config: ServeConfig) ->
     pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
     limits = f"Up to {config.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(description)}
-<form>{token}<p><input type=file name=files accept="image/*" multiple required>
-<p><label><input type=checkbox name=explain> show a saliency map</label><p><button>Predict</button></form>
+<form>{token}<p><input type=file name=files accept="image/*,.npy" multiple required>
+<p><label><input type=checkbox name=explain> show a saliency map</label>
+<label>of <input name=label placeholder="the most probable class" size=24></label><p><button>Predict</button></form>
 <div id=out></div><p>{limits} From a program:
 <pre>curl {auth_option}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
 
@@ -70,6 +78,8 @@ def describe_outputs(task: Task) -> str:
     """Return what a model predicts: ``10 classes``, or the name of another task."""
     if not task.has_classes:
         return task.description
+    if task.config.several_labels:
+        return f"any of {len(task.class_names):,} labels per image"
     return f"{len(task.class_names):,} {'class' if len(task.class_names) == 1 else 'classes'}"
 
 

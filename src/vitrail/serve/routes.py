@@ -60,7 +60,9 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
         method: Annotated[SaliencyMethod, Query(description="Saliency method.")] = DEFAULT_METHOD,
         target: Annotated[
             str | None,
-            Query(alias="class", description="Class to explain, or the index of another output; default: the predicted class."),
+            Query(
+                alias="class", description="Class to explain, or the index of another output; default: the most probable class."
+            ),
         ] = None,
     ) -> Response:
         """Compute saliency maps; with ``Accept: image/png`` and a single image, drawn over the model's input."""

@@ -11,15 +11,20 @@ class LabelProbability(BaseModel):
 
 
 class ImagePrediction(BaseModel):
-    """Prediction for an image: from a classifier the most probable classes, most probable first; from a model for another task
-    the fields of its predictions."""
+    """Prediction for an image: from a classifier the most probable classes, most probable first; from a model of several labels
+    per image also those that reach their threshold; from a model for another task the fields of its predictions."""
 
     model_config = ConfigDict(extra="allow")
 
     file: str
     label: str = Field(default="", description="The most probable class.")
     probability: float = Field(default=0, ge=0, le=1)
-    top: list[LabelProbability] = []
+    labels: list[str] = Field(
+        default=[],
+        description="Of a model of several labels per image, those that reach their threshold, most probable first.",
+    )
+    probabilities: list[float] = Field(default=[], description="Probabilities of labels.")
+    top: list[LabelProbability] = Field(default=[], description="The most probable classes, whatever their thresholds.")
 
 
 class ImageError(BaseModel):
@@ -45,6 +50,8 @@ class SaliencyMap(BaseModel):
     file: str
     label: str = Field(default="", description="The most probable class.")
     probability: float = Field(default=0, ge=0, le=1)
+    labels: list[str] = Field(default=[], description="As in a prediction.")
+    probabilities: list[float] = []
     explained: str = Field(
         description="Class that the map explains, or the index of another output; empty if the model has neither."
     )

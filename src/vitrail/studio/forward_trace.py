@@ -64,7 +64,8 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
         "numbers": predicted_numbers(vit, images),
         "full_attention": "attention" in arrays,
         "preprocess": _preprocessing(original.size, preprocess),
-        "sigmoid": getattr(model_task(vit).config, "loss", None) == "sigmoid",
+        "sigmoid": (task := model_task(vit)).has_sigmoid,
+        "thresholds": None if (thresholds := task.threshold_row()) is None else thresholds.tolist(),
     }
     return metadata, check_finite_arrays(arrays)
 

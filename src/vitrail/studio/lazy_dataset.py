@@ -44,7 +44,8 @@ class LazyDataset:
         if isinstance(self.name_or_recipe, str):
             return (self.name_or_recipe,)
         recipe = self.name_or_recipe
-        return recipe.data, recipe.val_fraction, recipe.test_fraction, recipe.task.labelled, recipe.max_bad_fraction
+        splits = recipe.val_fraction, recipe.test_fraction, recipe.fold
+        return recipe.data, *splits, recipe.task.labelled, recipe.max_bad_fraction
 
     def start(self) -> None:
         with self._lock:
@@ -100,7 +101,9 @@ def _open_by_name(name: str, progress: Progress) -> tuple[DatasetSplits, _Python
 
 
 def _recipe_code(recipe: Recipe, report: DatasetReport) -> _PythonCode | None:
-    """Return Python for the same images at the same indices, or None if images without a label were left out."""
+    """Return Python for the same images at the same indices; None if images without a label were left out, or of a fold."""
+    if recipe.fold is not None:
+        return None
     imports = ["from vitrail.data.sources.content_split import SplitFractions"]
     labelled = "" if recipe.task.labelled else ", labelled=False"
     fractions = f"SplitFractions({recipe.val_fraction}, {recipe.test_fraction})"

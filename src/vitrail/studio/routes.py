@@ -176,6 +176,10 @@ async def _confused_images(studio: StudioState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(predictions.confused_images, true, predicted))
 
 
+async def _class_metrics(studio: StudioState, request: Request) -> Response:
+    return json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).class_metrics))
+
+
 async def _highest_loss(studio: StudioState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).highest_loss))
 
@@ -197,6 +201,7 @@ API: dict[str, tuple[str, Handler]] = {
     "events": ("GET", _events),
     "confusion": ("GET", _confusion),
     "confused-images": ("GET", _confused_images),
+    "class-metrics": ("GET", _class_metrics),
     "highest-loss": ("GET", _highest_loss),
 }
 

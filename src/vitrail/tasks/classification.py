@@ -58,6 +58,7 @@ class ClassificationTask(Task):
     has_classes: ClassVar[bool] = True
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "top1", "top5")
     image_score: ClassVar = ImageScore("top1", "accuracy")
+    agreement_title: ClassVar[str] = "same top-1 prediction"
     output_name: ClassVar[str] = "logits"
     target_name: ClassVar[str] = "labels"
     prediction_class: ClassVar = ClassPrediction
@@ -124,6 +125,10 @@ class ClassificationTask(Task):
         labels = train.labels[train.labels >= 0]
         majority = (split.labels == np.bincount(labels).argmax()).mean() if len(labels) and len(split) else 0.0
         return {"majority_class": float(majority)}
+
+    @property
+    def has_sigmoid(self) -> bool:
+        return bool(self.config.loss == "sigmoid")
 
     def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         return class_probabilities(outputs, self.config.loss)

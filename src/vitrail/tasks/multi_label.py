@@ -37,9 +37,11 @@ LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
 
 @dataclass(frozen=True)
 class MultiLabelPrediction(Prediction):
-    """The classes of an image whose probability reaches their threshold, and the most probable classes as ``top``."""
+    """The classes of an image whose probability reaches their threshold, most probable first, and the most probable classes of
+    all as ``top``."""
 
     labels: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()  # of ``labels``
     top: tuple[ClassProbability, ...] = ()
 
     def cells(self) -> dict[str, Any]:
@@ -49,7 +51,9 @@ class MultiLabelPrediction(Prediction):
         return cells
 
     def text(self) -> list[str]:
-        return [", ".join(self.labels) or "-", "  ".join(f"{entry.label} {entry.probability:.1%}" for entry in self.top)]
+        chosen = [f"{label} {value:.1%}" for label, value in zip(self.labels, self.probabilities, strict=True)]
+        others = [f"({entry.label} {entry.probability:.1%})" for entry in self.top if entry.label not in self.labels]
+        return ["  ".join([*(chosen or ["none"]), *others])]
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class MultiLabelTask(Task):
         "ece": "ECE",
     }
     image_score: ClassVar = ImageScore("ranking_precision", "ranking precision")
+    agreement_title: ClassVar[str] = "same decision, over images and labels"
     output_name: ClassVar[str] = "logits"
     prediction_class: ClassVar = MultiLabelPrediction
 
@@ -211,6 +216,10 @@ class MultiLabelTask(Task):
             return {}
         return {"random_ranking": float((label_sets.counts() / len(split)).mean())}
 
+    @property
+    def has_sigmoid(self) -> bool:
+        return True
+
     def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         return outputs.sigmoid()
 
@@ -228,20 +237,25 @@ class MultiLabelTask(Task):
         probabilities = self.probabilities(outputs.double())
         order = outputs.argsort(dim=1, descending=True, stable=True)
         ranked, chosen = probabilities.gather(1, order), self.decisions(probabilities).gather(1, order)
-        return [
-            MultiLabelPrediction(
-                labels=tuple(self.class_names[label] for label, is_chosen in zip(row, flags, strict=True) if is_chosen),
-                top=tuple(ClassProbability(self.class_names[row[rank]], values[rank]) for rank in range(min(top_k, len(row)))),
+        predictions = []
+        for row, flags, values in zip(order.tolist(), chosen.tolist(), ranked.tolist(), strict=True):
+            classes = [ClassProbability(self.class_names[label], value) for label, value in zip(row, values, strict=True)]
+            predicted = [each for each, is_chosen in zip(classes, flags, strict=True) if is_chosen]
+            predictions.append(
+                MultiLabelPrediction(
+                    labels=tuple(each.label for each in predicted),
+                    probabilities=tuple(each.probability for each in predicted),
+                    top=tuple(classes[:top_k]),
+                )
             )
-            for row, flags, values in zip(order.tolist(), chosen.tolist(), ranked.tolist(), strict=True)
-        ]
+        return predictions
 
     def columns(self, top_k: int) -> list[str]:
         ranks = range(1, min(top_k, self.model.classes) + 1)
         return ["labels", *(f"{column}_{rank}" for rank in ranks for column in ("label", "probability"))]
 
     def table_columns(self) -> dict[str, int]:
-        return {"labels": 40, "most probable": 60}
+        return {"labels, and in brackets the most probable others": 0}
 
     def export_outputs(self, outputs: Float[Tensor, "b k"]) -> dict[str, Tensor]:
         return {self.output_name: outputs, "probabilities": self.probabilities(outputs)}

@@ -92,6 +92,7 @@ class Task(ABC):
     target_name: ClassVar[str] = "targets"  # in saved predictions
     prediction_class: ClassVar[type[Prediction]] = Prediction
     image_score: ClassVar[ImageScore | None] = None  # of ``image_scores``, if the task has them
+    agreement_title: ClassVar[str] = "agreement of the outputs"  # of ``agreement``
     fits_validation: ClassVar[bool] = False  # whether ``with_validation`` chooses anything
     keeps_decoder: ClassVar[bool] = True  # whether what ``build_model`` adds to the encoder is used after training too
 
@@ -193,6 +194,15 @@ class Task(ABC):
     def restore(self, outputs: Tensor) -> Tensor:
         """Return the outputs in the units of the targets, if the model has others."""
         return outputs
+
+    @property
+    def has_sigmoid(self) -> bool:
+        """Whether the probability of each class is the sigmoid of its logit, so that they need not sum to one."""
+        return False
+
+    def threshold_row(self) -> Tensor | None:
+        """Return the probability from which on each class is predicted, if an image may have several; None: the largest is."""
+        return None
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Return the class probabilities that the outputs stand for."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def prepare_resumption(
     if not changes:
         if out is not None and out.resolve() != run.folder.resolve():
             raise VitrailError(f"{run.folder} is resumed where it is, got out={out}; leave it out, or change a recipe field")
-        return prepared.in_folder(run.folder)
+        plan = run.fold_plan()
+        return replace(prepared, folder=run.folder, folds=None if plan is None else plan.folds)
     target = Path(group.broadcast_str(lambda: str(out or next_free_folder(run.folder.name, run.folder.parent))))
     note = f"{target} continues {run.folder} with {'; '.join(changes[:3])}"
     if group.is_main:
@@ -96,7 +98,7 @@ def _copy_run(source: Run, target: Run, prepared: PreparedRun, changes: list[str
 def _check_compatible(source: Run, checkpoint: CheckpointRef, prepared: PreparedRun, functions: dict[str, str]) -> None:
     """Refuse a recipe whose dataset or state is not that of the checkpoint."""
     recipe, saved, data = prepared.recipe, source.recipe(), checkpoint.scalars["data"]
-    if any(getattr(recipe, name) != getattr(saved, name) for name in ("data", "val_fraction", "test_fraction")):
+    if any(getattr(recipe, name) != getattr(saved, name) for name in ("data", "val_fraction", "test_fraction", "fold")):
         data = check_training_data(prepared.data, recipe).data.fingerprint  # the same images may be elsewhere now
     check_provenance(source.folder, checkpoint.scalars, {"data": data, **functions})
     task = recipe_task(recipe, prepared.data)

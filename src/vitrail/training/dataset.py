@@ -9,6 +9,7 @@ import numpy as np
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup, drop_unusable
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, select_images
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.numbers import check_numbers
 from vitrail.data.sources.open import open_dataset
@@ -29,8 +30,13 @@ def open_training_data(recipe: Recipe, progress: Progress | None = None, data: A
 
 
 def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress | None = None) -> DatasetReport:
-    """Drop the unusable images of a dataset, of which there may be at most ``max_bad_fraction``, and those without a label."""
+    """Drop the unusable images of a dataset, of which there may be at most ``max_bad_fraction``, and those without a label.
+
+    If the recipe trains on a fold of the dataset, the splits are those of the fold.
+    """
     check_targets(data, recipe.task)
+    if recipe.fold is not None:
+        data = fold_splits(data, recipe.fold, recipe.val_fraction, progress)
     report = drop_unusable(data, progress, recipe.max_bad_fraction)
     return replace(report, data=_drop_unlabelled(report.data)) if recipe.task.labelled else report
 

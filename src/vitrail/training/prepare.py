@@ -10,10 +10,12 @@ import numpy as np
 
 from vitrail.augment.policy import get_policy
 from vitrail.config import override
+from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
@@ -29,6 +31,8 @@ from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
 from vitrail.weights.load import load, quiet_loading
 
+EIGHT_BIT_CHANNELS = 3
+COLOUR_NOTE = "RandAugment applies only its geometric operations to bands: those of colours are defined for 8-bit images"
 PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384  # the paper fine-tunes at a higher resolution
 
 
@@ -47,6 +51,7 @@ class RecipeOptions:
     augment: str | None = None
     fit: Fit | None = None
     columns: Columns = ANY_COLUMNS  # of the targets
+    folds: int | None = None  # of a cross-validation
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -96,6 +101,7 @@ class RecipeOptions:
             "compile": ("compile", "true" if self.compile else None),
             "epochs": ("steps", self.epochs),
             "augment": ("augment", self.augment),
+            "folds": ("fold.of", self.folds),
             "fit": ("preprocess.fit", self.fit),
         }
         replaced = ("epochs", "augment", "fit")  # by ``apply``
@@ -115,6 +121,7 @@ class PreparedRun:
     data: DatasetSplits
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # of the run; None: open
+    folds: int | None = None  # of a cross-validation, of which ``recipe`` is the first; None: a single run
 
     def with_out(self, out: Path | None) -> "PreparedRun":
         """Return it with a run folder of the user's choice, unless it has one because it resumes a run."""
@@ -143,7 +150,7 @@ def prepare_training(
     context = dataset_context(opened, learned, model, image)
     is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
     selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
-    prepared = _apply_options(selected, opened, options)
+    prepared = _apply_options(selected, opened, options, progress)
     prepared = _with_augmentation_note(prepared, options)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
@@ -172,7 +179,7 @@ def prepare_pretraining(
         options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
     opened = _open(data, options, None, progress, group, labelled=False)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
-    return _apply_options(get_recipe(method, context), opened, options)
+    return _apply_options(get_recipe(method, context), opened, options, progress)
 
 
 def prepare_finetuning(
@@ -196,7 +203,7 @@ def prepare_finetuning(
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    prepared = _apply_options(_with_task(selected, task, learned), opened, options)
+    prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
     return _with_augmentation_note(prepared, options), model
 
 
@@ -221,7 +228,7 @@ def prepare_recipe(
         opened = open_training_data(changed, progress, options.data or data)
     if data is not None:
         recipe = replace(recipe, data=opened.name)
-    return _apply_options(recipe, opened, options)
+    return _apply_options(recipe, opened, options, progress)
 
 
 def dataset_context(
@@ -235,6 +242,8 @@ def dataset_context(
     native_size = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and same_size else None
     pixels = data.train.read(0) if same_size else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
+    bands = find_bands(data.train)
+    channels = channels if bands is None else bands.bands
     names = tuple(data.class_names)
     outputs = task.num_outputs(names)
     return RecipeContext(data.name, len(data.train), outputs, native_size, channels, model, image, class_names=names)
@@ -326,9 +335,52 @@ def _with_augmentation_note(prepared: PreparedRun, options: RecipeOptions) -> Pr
     return replace(prepared, notes=(*prepared.notes, note))
 
 
-def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions) -> PreparedRun:
-    changed, notes = options.apply(replace(recipe, columns=data.columns), len(data.train))
-    return PreparedRun(changed, data, notes)
+def _apply_options(
+    recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
+) -> PreparedRun:
+    matched, band_notes = match_bands(replace(recipe, columns=data.columns), data, progress)
+    changed, notes = options.apply(matched, len(data.train))
+    if changed.fold is not None:
+        splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
+        changed, notes = options.apply(matched, len(splits.train))
+        notes = (*notes, *_fold_notes(splits, options.folds))
+    if changed.preprocess.raw and changed.augment.randaug_layers:
+        band_notes = (*band_notes, COLOUR_NOTE)
+    return PreparedRun(changed, data, (*band_notes, *notes), folds=options.folds)
+
+
+def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None = None) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe for the bands of a dataset, and notes: their number is that of the model's channels, and their mean and
+    standard deviation are measured, unless the recipe or its weights have those of as many bands."""
+    bands, preprocess = find_bands(data.train), recipe.preprocess
+    if bands is None:
+        if preprocess.raw and preprocess.channels != EIGHT_BIT_CHANNELS:
+            raise VitrailError(
+                f"the weights take {preprocess.channels} bands, and {data.name} has 8-bit images; name a dataset of such bands"
+            )
+        return recipe, ()
+    if preprocess.raw and preprocess.channels == bands.bands:
+        return recipe, (
+            f"images of {bands}, normalised by the mean and standard deviation that the weights or the recipe have",
+        )
+    measured = measure_bands(data.train, bands.bands, progress)
+    changed = replace(
+        recipe,
+        model=replace(recipe.model, channels=bands.bands),
+        preprocess=replace(preprocess, mean=measured.mean, std=measured.std, raw=True),
+    )
+    note = (
+        f"images of {bands}: model.channels={bands.bands}, and mean and standard deviation of each band are measured on "
+        f"{measured.num_images:,} training image{'s' * (measured.num_images != 1)} (preprocess.mean, preprocess.std)"
+    )
+    return changed, (note,)
+
+
+def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:
+    if folds is None:
+        return []
+    num_images = sum(map(len, splits.splits.values()))
+    return [f"cross-validation of {num_images:,} images: {folds} runs, each tested on the fold that it does not train on"]
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:

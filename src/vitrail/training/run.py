@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.io import atomic_path, atomic_write, file_lock
 from vitrail.recipes.recipe import Recipe
 from vitrail.training.run_log import LOG_FILE, LogTail, finite_or_text, is_evaluation, parse_rows
-from vitrail.weights.model_folder import read_json
+from vitrail.weights.model_folder import FOLDS_FILE, read_json
 
 if TYPE_CHECKING:  # it needs torch, and a recipe is read without
     from vitrail.training.process_group import ProcessGroup
@@ -30,9 +30,21 @@ LOCKED_MESSAGE = "another process is training in"
 
 
 @dataclass(frozen=True)
+class FoldPlan:
+    """Options that a cross-validation was started with, besides its recipe; ``minutes`` are for all folds."""
+
+    folds: int
+    minutes: float | None = None
+    find_lr: bool = False
+
+
+@dataclass(frozen=True)
 class Run:
     """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished),
-    ``lr_range_test.json`` if the learning rate was searched for, and ``reconstructions/`` of a self-supervised run."""
+    ``lr_range_test.json`` if the learning rate was searched for, and ``reconstructions/`` of a self-supervised run.
+
+    The folder of a cross-validation has ``folds.json``, ``recipe.json``, ``result.json`` and the run ``fold-N/`` of each fold.
+    """
 
     folder: Path
 
@@ -51,6 +63,10 @@ class Run:
         """Save logits, labels and indices of the images that the result is reported on."""
         _write_arrays(self.folder / "predictions.npz", arrays)
 
+    def load_predictions(self) -> dict[str, ndarray]:
+        """Load what ``save_predictions`` has saved; empty if there is nothing."""
+        return _load_arrays(path) if (path := self.folder / "predictions.npz").is_file() else {}
+
     def save_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None:
         """Save the model's reconstructions of masked patches at a step."""
         (self.folder / "reconstructions").mkdir(exist_ok=True)
@@ -60,9 +76,16 @@ class Run:
         """Load the reconstructions by step, in ascending order."""
         by_step: dict[int, dict[str, ndarray]] = {}
         for path in sorted(self.folder.glob("reconstructions/step-*.npz"), key=lambda path: int(path.stem[5:])):
-            with np.load(path, allow_pickle=False) as file:
-                by_step[int(path.stem[5:])] = {name: file[name] for name in file.files}
+            by_step[int(path.stem[5:])] = _load_arrays(path)
         return by_step
+
+    def fold_plan(self) -> FoldPlan | None:
+        """The plan of a cross-validation; None of a single run."""
+        path = self.folder / FOLDS_FILE
+        return parse_value(read_json(path), FoldPlan, "") if path.is_file() else None
+
+    def save_fold_plan(self, plan: FoldPlan) -> None:
+        _write_json(self.folder / FOLDS_FILE, to_dict(plan))
 
     def saved_recipe(self) -> Recipe | None:
         """The recipe that the run was started with; None if it was not started."""
@@ -131,6 +154,8 @@ class ReadOnlyRun(Run):
     """The run on ranks other than 0, which write nothing."""
 
     def save_result(self, result: dict[str, Any]) -> None: ...
+
+    def save_fold_plan(self, plan: FoldPlan) -> None: ...
 
     def save_predictions(self, arrays: dict[str, ndarray]) -> None: ...
 
@@ -231,6 +256,11 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _write_arrays(path: Path, arrays: dict[str, ndarray]) -> None:
     with atomic_path(path, locked=True) as temporary:
         np.savez_compressed(temporary, allow_pickle=False, **arrays)
+
+
+def _load_arrays(path: Path) -> dict[str, ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def recipe_differences(old: Recipe, new: Recipe) -> list[str]:

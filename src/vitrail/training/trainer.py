@@ -83,7 +83,11 @@ def fit(
             f"recipe must be a complete Recipe, got {describe_value(recipe)}; try vitrail.train(data, recipe='small')"
         )
     start, hardware, autotune = time.monotonic(), hardware or Hardware(), autotune or AutoTune()
-    with process_group() if group is None else nullcontext(group) as group, _open_run(recipe.name, folder, group) as run:
+    with process_group() if group is None else nullcontext(group) as group, open_run(recipe.name, folder, group) as run:
+        if (plan := run.fold_plan()) is not None:
+            raise VitrailError(
+                f"{run.folder} is a cross-validation with folds={plan.folds}; name another folder for a single run"
+            )
         callback = CallbackList([LogCallback(run), *callbacks] if group.is_main else [])
         result, saved_recipe = run.result(), run.saved_recipe()
         group.barrier()  # all have read the run before the main process writes to it
@@ -107,7 +111,7 @@ def fit(
 
 
 @contextmanager
-def _open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
+def open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
     """Lock the run in a folder, by default the next free one of this name, for all ranks; the main process writes to it."""
     path = choose_folder(folder, name, group)
     run = Run(path) if group.is_main else ReadOnlyRun(path)

@@ -195,12 +195,12 @@ def attach_decoder(encoder: Model, task: Task, file: Path, needed: bool = False)
 
 
 def _valid_metadata(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> dict[str, Any]:
-    """Return the metadata that still holds: a changed model has other metrics; at another size its recipe and dataset hold."""
+    """Return the metadata that still holds: a changed model has other metrics; at another size all else holds."""
     if config == checkpoint.config:
         return checkpoint.metadata
     if config.classes != checkpoint.config.classes or config.channels != checkpoint.config.channels:
         return {}
-    return {name: value for name, value in checkpoint.metadata.items() if name in ("recipe", "dataset")}
+    return {name: value for name, value in checkpoint.metadata.items() if name != "metrics"}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vitrail.models.config import ModelConfig
 WEIGHTS_FILE = "model.safetensors"
 METADATA_FILE = "vitrail.json"
 DECODER_FILE = "decoder.safetensors"  # of a model that was pre-trained with one
+FOLDS_FILE = "folds.json"  # in the folder of a cross-validation
 FORMAT_VERSION = 1
 TRAINING_KEYS = ("recipe", "dataset", "metrics", "task_state")  # optional training metadata, each a JSON object
 RUN_PARTS = ("best", "last", WEIGHTS_FILE)  # inside a run, whose name precedes them
@@ -29,6 +31,11 @@ def resolve_run(path: Path) -> Path:
     """Return the best weights of a run, which is recognised by its recipe; any other path is returned unchanged."""
     if not path.is_dir() or is_model_folder(path) or not (path / "recipe.json").is_file():
         return path
+    if (path / FOLDS_FILE).is_file():
+        raise VitrailError(
+            f"{path} is a cross-validation, which has a model per fold; name one, such as {path / 'fold-1'}, or train one "
+            f"without folds: vitrail train --recipe-from {path}"
+        )
     if not is_model_folder(path / "best"):
         raise VitrailError(f"{path} is a run that has no weights yet; they are saved at its first evaluation")
     return path / "best"
@@ -64,6 +71,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def training_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the training part of the metadata: recipe, dataset, metrics and the task's state, as far as they are recorded."""
     return {name: metadata[name] for name in TRAINING_KEYS if isinstance(metadata.get(name), dict)}
+
+
+def task_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the training metadata that says what the outputs of the model mean: its task and the task's state."""
+    task = metadata["recipe"].get("task") if isinstance(metadata.get("recipe"), dict) else None
+    if task is None:
+        return {}
+    state = {"task_state": metadata["task_state"]} if "task_state" in metadata else {}
+    return {"recipe": {"task": task}, **state}
 
 
 def strip_paths(value: Any) -> Any:

@@ -23,10 +23,18 @@ from vitrail.models.build import Model, decoder_state, get_encoder
 from vitrail.models.config import ModelConfig, ResNetConfig, RotaryConfig, ViTConfig, format_size
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import model_task
 from vitrail.weights.convert import huggingface, inspect, mae, official, timm, timm_folder, timm_writer, torchvision
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
-from vitrail.weights.model_folder import DECODER_FILE, FORMAT_VERSION, METADATA_FILE, TRAINING_KEYS, WEIGHTS_FILE
+from vitrail.weights.model_folder import (
+    DECODER_FILE,
+    FORMAT_VERSION,
+    METADATA_FILE,
+    TRAINING_KEYS,
+    WEIGHTS_FILE,
+    task_metadata,
+)
 from vitrail.weights.read_file import CLASS_NAMES_KEY, METADATA_KEY
 
 MODEL_FILES = {WEIGHTS_FILE, METADATA_FILE, DECODER_FILE, "config.json", "preprocessor_config.json"}
@@ -44,11 +52,12 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
     Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU and
     the kinds of models that no tensor shows.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
-    training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
+    training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so of a loaded model's only the task and its
+    state, such as thresholds, are saved by default.
     """
     parse_value(format, Origin, "format")
-    training = _check_metadata(metadata or {})
     model = getattr(model, "_orig_mod", model)  # a compiled model is saved as the module it was compiled from
+    training = _check_metadata(task_metadata(get_encoder(model).metadata) if metadata is None else metadata)
     if any(weight.is_meta for weight in model.parameters()):
         raise VitrailError("the model is on the meta device, so it has no weights to save; build it on the cpu")
     path = Path(path).expanduser().resolve()
@@ -147,7 +156,8 @@ def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any])
     config, tensors = _converted(model, "huggingface")
     metadata, encoder = {}, get_encoder(model)
     if encoder is model:
-        sidecars = huggingface.sidecar_files(config, encoder.preprocess, encoder.class_names)
+        several_labels = bool(model_task(encoder).config.several_labels)
+        sidecars = huggingface.sidecar_files(config, encoder.preprocess, encoder.class_names, several_labels)
     else:
         masked = _require_mae(model, "huggingface")
         if masked.config.pool != "cls":  # their MAE does not pool, so config.json has no field

@@ -18,6 +18,7 @@ from vitrail.data.shard_writer import write_shards
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, ImageFileDataset, Subset, with_class_names
 from vitrail.data.sources.image_folder import read_image_folder
+from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.tar_shards import read_shards
 from vitrail.data.sources.user_dataset import as_dataset
@@ -231,3 +232,14 @@ def test_a_subclass_needs_no_more_than_images_and_labels() -> None:
     assert dataset.title(1) == dataset.describe(1) == "image 1"
     with pytest.raises(TypeError, match="abstract"):
         Dataset()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("pack", [list, PackedStrings.from_strings])
+@pytest.mark.parametrize(
+    "odd",
+    ["./a.png", "b//a.png", "b/./a.png", "b/a.png/", "b/.", ".", "..", "../a.png", "/a/b.png", "//a", "b/.a", "a.", "ä\udcff"],
+)
+def test_paths_are_identified_as_they_are_normalised(odd: str, pack: Any) -> None:
+    for paths in ([odd], ["x.png", odd], [odd, "x.png"]):
+        dataset = ImageFileDataset(Path("/images"), pack(paths), np.zeros(len(paths), np.int64), ("a",))
+        assert dataset.content_key() == "\0".join(str(Path(path)) for path in paths).encode(errors="surrogateescape")

@@ -16,12 +16,16 @@ import pytest
 from PIL import Image
 
 from tests.tiers import quick_first
+from vitrail.data.sources.columns import ANY_COLUMNS, choose_columns
+from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.huggingface import _build_datasets, is_saved_dataset, read_hf_dataset
+from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 
 pytestmark = pytest.mark.parity
 datasets: Any = pytest.importorskip("datasets")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def image_bytes(number: int) -> bytes:
@@ -41,9 +45,13 @@ def save_dataset(folder: Path, dataset: Any) -> Path:
     return folder
 
 
+def read_splits(address: str | Path, image: str | None = None, **columns: Any) -> dict[str, Dataset]:
+    return read_hf_dataset(address, choose_columns(**columns), image=image).splits
+
+
 def error_message(address: str | Path, **columns: str) -> str:
     with pytest.raises(VitrailError) as caught:
-        read_hf_dataset(address, **columns)
+        read_splits(address, **columns)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -62,7 +70,7 @@ def test_a_saved_dataset_is_read_by_split_undecoded_with_its_own_class_order(
     capfd.readouterr()
     assert is_saved_dataset(folder)
     assert not is_saved_dataset(tmp_path)
-    splits = read_hf_dataset(folder)
+    splits = read_splits(folder)
     assert capfd.readouterr() == ("", "")
     assert list(splits) == ["train", "validation", "test"]
     assert {dataset.class_names for dataset in splits.values()} == {("zebra", "ant", "cow")}
@@ -82,7 +90,7 @@ def test_a_saved_dataset_is_read_by_split_undecoded_with_its_own_class_order(
 
 def test_the_library_decodes_the_same_pixels(tmp_path: Path) -> None:
     folder = save_dataset(tmp_path / "set", make_rows(range(3), ["b", "a", "b"], datasets.Value("string")))
-    dataset = read_hf_dataset(folder)[""]
+    dataset = read_splits(folder)[""]
     theirs = datasets.load_from_disk(folder)
     for index in range(3):
         ours = np.asarray(Image.open(io.BytesIO(bytes(dataset.read(index)))))
@@ -101,14 +109,14 @@ def test_labels_without_declared_names_are_sorted(
     kind: Any, labels: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     rows = datasets.DatasetDict({"train": make_rows(range(2), labels[:2], kind), "test": make_rows(range(1), labels[2:], kind)})
-    splits = read_hf_dataset(save_dataset(tmp_path / "set", rows))
+    splits = read_splits(save_dataset(tmp_path / "set", rows))
     assert [*splits["train"].labels, *splits["test"].labels] == numbers
     assert splits["train"].class_names == splits["test"].class_names == names
 
 
 def test_a_changed_row_order_is_preserved(tmp_path: Path) -> None:
     rows = make_rows(range(6), [0, 1, 2, 0, 1, 2], CLASSES).select([5, 0, 3])
-    dataset = read_hf_dataset(save_dataset(tmp_path / "set", rows))[""]
+    dataset = read_splits(save_dataset(tmp_path / "set", rows))[""]
     assert [dataset.read(index) for index in range(3)] == [image_bytes(5), image_bytes(0), image_bytes(3)]
     assert dataset.labels.tolist() == [2, 0, 0]
 
@@ -118,7 +126,9 @@ def test_an_image_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None
     cells = [str(tmp_path / "a.png"), str(tmp_path / "gone.png"), None]
     features = datasets.Features({"image": datasets.Image(), "label": CLASSES})
     rows = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 2]}, features=features)
-    dataset = _build_datasets(datasets, "memory", {"": rows}, None, None)[""]  # a saved dataset has the bytes embedded
+    dataset = _build_datasets(datasets, "memory", {"": rows}, None, ANY_COLUMNS, True).splits[
+        ""
+    ]  # a saved dataset has the bytes embedded
     assert dataset.read(0) == image_bytes(5)
     with pytest.raises(FileNotFoundError):
         dataset.read(1)
@@ -128,8 +138,8 @@ def test_an_image_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None
 
 def test_columns_are_found_by_type_and_can_be_named(tmp_path: Path) -> None:
     folder = save_dataset(tmp_path / "set", make_rows(range(3), [0, 1, 2], CLASSES, image="photo", label="species"))
-    assert read_hf_dataset(folder)[""].class_names == ("zebra", "ant", "cow")
-    assert read_hf_dataset(folder, image="photo", label="species")[""].read(1) == image_bytes(1)
+    assert read_splits(folder)[""].class_names == ("zebra", "ant", "cow")
+    assert read_splits(folder, image="photo", labels_column="species")[""].read(1) == image_bytes(1)
     assert "has no column 'foto' for the images; it has species, photo; did you mean 'photo'?" in error_message(
         folder, image="foto"
     )
@@ -137,9 +147,76 @@ def test_columns_are_found_by_type_and_can_be_named(tmp_path: Path) -> None:
     folder = save_dataset(tmp_path / "bare", datasets.Dataset.from_dict({"text": ["a"], "label": ["b"]}))
     assert "has no column for the images, only text, label; rename one to any of path, file" in error_message(folder)
     folder = save_dataset(tmp_path / "none", make_rows(range(2), [None, "a"], datasets.Value("string")))
-    assert "row 1 of" in error_message(folder)
-    folder = save_dataset(tmp_path / "float", make_rows(range(2), [1.5, 2.5], datasets.Value("float32")))
-    assert "has no name or whole number in label, got 1.5" in error_message(folder)
+    assert "row 1: the label is empty" in error_message(folder)
+    folder = save_dataset(tmp_path / "binary", make_rows(range(2), [b"a", b"b"], datasets.Value("binary")))
+    assert "must hold text, numbers or lists of labels, got bytes" in error_message(folder)
+
+
+NAMES = ["shoe", "hat", "dress"]
+SETS = [["hat", "shoe"], [], ["dress"], ["shoe", "dress"]]
+
+
+@pytest.mark.parametrize("kind", ["classes", "names", "text", "columns"])
+def test_several_labels_per_image_are_read(kind: str, tmp_path: Path) -> None:
+    values: dict[str, tuple[Any, list[Any]]] = {
+        "classes": (
+            {"worn": datasets.List(datasets.ClassLabel(names=NAMES))},
+            [{"worn": list(map(NAMES.index, each))} for each in SETS],
+        ),
+        "names": ({"tags": datasets.List(datasets.Value("string"))}, [{"tags": each} for each in SETS]),
+        "text": ({"tags": datasets.Value("string")}, [{"tags": "|".join(each)} for each in SETS]),
+        "columns": (
+            {name: datasets.Value("bool") for name in NAMES}, [{name: name in each for name in NAMES} for each in SETS],
+        ),
+    }  # fmt: skip
+    features, rows = values[kind]
+    parts = {}
+    for split, at in (("train", slice(0, 3)), ("test", slice(3, 4))):
+        columns: dict[str, Any] = {name: [row[name] for row in rows[at]] for name in features}
+        columns |= {"image": [{"bytes": image_bytes(number), "path": None} for number in range(4)[at]]}
+        parts[split] = datasets.Dataset.from_dict(columns, features=datasets.Features(features | {"image": datasets.Image()}))
+    data = open_dataset(save_dataset(tmp_path / "set", datasets.DatasetDict(parts)), split_fractions=SplitFractions(0.0, 0.0))
+    assert data.class_names == (tuple(sorted(NAMES)) if kind in ("names", "text") else tuple(NAMES))
+    for dataset, sets in ((data.train, SETS[:3]), (data.test, SETS[3:])):
+        assert dataset.label_sets is not None
+        assert [
+            {data.class_names[label] for label in dataset.label_sets.classes_of(index)} for index in range(len(dataset))
+        ] == [set(each) for each in sets]
+    assert data.test.read(0) == image_bytes(3)
+    assert data.columns.several
+    assert "3 labels, 1.2 per image, 1 images without any" in data.notes[0]
+    again = open_dataset(str(tmp_path / "set"), columns=data.columns, split_fractions=SplitFractions(0.0, 0.0))
+    assert again.fingerprint == data.fingerprint
+
+
+def test_numbers_are_read_from_named_columns_or_from_decimals(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "set", make_rows(range(3), [1.5, 2.0, 4.0], datasets.Value("float32"), label="Label"))
+    for data in (open_dataset(str(folder)), open_dataset(str(folder), target="label")):
+        assert data.target_names == ("Label",)
+        assert np.concatenate([np.asarray(part.targets) for part in data.splits.values()]).sum() == 7.5
+    assert "predicted as numbers" in open_dataset(str(folder)).notes[0]
+    with pytest.raises(VitrailError, match=r"has no column 'size' for the target; it has Label"):
+        open_dataset(str(folder), target="size")
+    folder = save_dataset(tmp_path / "nan", make_rows(range(3), [1.5, None, 4.0], datasets.Value("float32")))
+    assert "row 2: the target label must be a number, got nothing" in error_message(folder)
+
+
+def test_a_mistake_names_the_row_of_the_split(tmp_path: Path) -> None:
+    kind = datasets.List(datasets.Value("string"))
+    rows = {"train": make_rows(range(2), [["a"], []], kind), "test": make_rows(range(2), [["a"], [""]], kind)}
+    folder = save_dataset(tmp_path / "set", datasets.DatasetDict(rows))
+    assert "row 2 of test: label has an empty label, got ['']; remove it" in error_message(folder)
+    rows["test"] = make_rows(range(2), [["a"], ["b"]], kind)
+    source = read_hf_dataset(save_dataset(tmp_path / "other", datasets.DatasetDict(rows)))
+    assert source.notes[-1] == "no training image has the label 'b' (row 2 of test), so it cannot be learned"
+
+
+def test_images_without_labels_are_read_where_none_are_needed(tmp_path: Path) -> None:
+    images = {"image": [{"bytes": image_bytes(number), "path": None} for number in range(3)]}
+    rows = datasets.Dataset.from_dict(images, features=datasets.Features({"image": datasets.Image()}))
+    folder = save_dataset(tmp_path / "set", rows)
+    assert len(open_dataset(str(folder), labelled=False, split_fractions=SplitFractions(0.0, 0.0)).train) == 3
+    assert "has no column for the labels, only image" in error_message(folder)
 
 
 def test_ambiguous_splits_are_refused(tmp_path: Path) -> None:
@@ -149,7 +226,7 @@ def test_ambiguous_splits_are_refused(tmp_path: Path) -> None:
     folder = save_dataset(tmp_path / "odd", datasets.DatasetDict({"left": part, "right": part}))
     assert "has the splits left, right; train, validation or test is needed" in error_message(folder)
     folder = save_dataset(tmp_path / "one", datasets.DatasetDict({"left": part}))
-    assert list(read_hf_dataset(folder)) == [""]
+    assert list(read_splits(folder)) == [""]
     other = make_rows(range(2), [0, 1], datasets.ClassLabel(names=["ant", "zebra"]))
     folder = save_dataset(tmp_path / "differ", datasets.DatasetDict({"train": part, "test": other}))
     assert "the splits of" in error_message(folder)
@@ -195,7 +272,8 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 def run_read_hub(tmp_path: Path, endpoint: str, **more: str) -> str:
     script = (
         "from vitrail.errors import VitrailError; from vitrail.data.sources.huggingface import read_hf_dataset\n"
-        "try:\n    splits = read_hf_dataset('hf:owner/name')\n    print({split: len(one) for split, one in splits.items()})\n"
+        "try:\n"
+        "    source = read_hf_dataset('hf:owner/name')\n    print({split: len(one) for split, one in source.splits.items()})\n"
         "except VitrailError as error:\n    print(error)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

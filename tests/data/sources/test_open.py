@@ -8,6 +8,8 @@ import pytest
 
 from tests.data.images import image_bytes, write_class_folders
 from vitrail.data.pack_writer import write_pack
+from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 
@@ -104,3 +106,32 @@ def test_a_folder_with_the_name_of_a_dataset_is_not_taken_for_it(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     assert any("write ./fashion to use the folder" in note for note in open_dataset("fashion").notes)
     assert open_dataset("./fashion").class_names == ("a", "b")
+
+
+def test_a_table_per_split_is_read_as_train_is(tmp_path: Path) -> None:
+    """A small test set could not tell by itself that commas separate labels."""
+    (tmp_path / "a.csv").write_text("path,labels\n" + "".join(f"{row}.png,{cell}\n" for row, cell in enumerate(
+        ['"hat,tie"', "hat", '"tie,shoe"', '"shoe,hat"', "tie"]
+    )))  # fmt: skip
+    (tmp_path / "b.csv").write_text('path,worn\n5.png,"shoe,tie"\n6.png,\n')
+    with pytest.raises(VitrailError, match=r"b.csv has no column for the labels, only path, worn"):
+        open_dataset({"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"})
+    (tmp_path / "b.csv").write_text('path,tags\n5.png,"shoe,tie"\n6.png,\n')
+    parts = {"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}
+    for of_splits in (parts, dict(reversed(parts.items()))):
+        data = open_dataset(of_splits, split_fractions=SplitFractions(0.0, 0.0))
+        assert data.class_names == ("hat", "shoe", "tie")
+        assert [data.test.target(index).tolist() for index in range(2)] == [[0, 1, 1], [0, 0, 0]]
+        assert data.notes[0].startswith("train: labels has several labels per image, separated by ','")
+        assert data.notes[1].startswith("test: tags has several labels per image")
+
+
+def test_other_data_has_no_columns_to_name(tmp_path: Path) -> None:
+    write_class_folders(tmp_path, {"a": 3, "b": 3})
+    with pytest.raises(VitrailError, match="has no columns; labels_column and separator are for tables"):
+        open_dataset(tmp_path, labels_column="tags")
+    with pytest.raises(VitrailError, match="has no target 'age'; targets are columns"):
+        open_dataset(tmp_path, target="age")
+    data = open_dataset(tmp_path, columns=Columns(several=True))  # as a multi-label model is evaluated on it
+    assert data.train.label_sets is not None
+    assert sorted(data.train.target(index).tolist() for index in range(len(data.train)))[0] == [0, 1]

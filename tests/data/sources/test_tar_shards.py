@@ -181,7 +181,7 @@ def test_unlabelled_images_are_a_dataset_and_partial_labels_are_refused(tmp_path
     assert "has no label but others have; add 2.cls" in error_message(tmp_path / "l.tar")
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"label": [1]}', '{"label": 1.5}', "[" * 100_000, '{"label": "a\\u0000b"}'])
+@pytest.mark.parametrize("text", ["[1]", "{", '{"label": [[1]]}', '{"label": 1.5}', "[" * 100_000, '{"label": "a\\u0000b"}'])
 def test_an_invalid_label_is_named(text: str, tmp_path: Path) -> None:
     assert "0.json in" in error_message(write_labelled_tar(tmp_path, text, kind="json"))
     assert "has no valid label; it needs a number or a name" in error_message(tmp_path / "l.tar")

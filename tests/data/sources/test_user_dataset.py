@@ -1,6 +1,7 @@
 """A user's own object is a dataset: lists, torch's and torchvision's datasets, mappings; others are refused in a line."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,75 @@ def test_other_targets_are_kept_through_the_splits() -> None:
     assert len({dataset.content_key() for dataset in (boxes, vectors, as_dataset(images))}) == 3
     mixed = as_dataset([(images[0], 1), (images[1], 0.5), (images[2], None)])
     assert np.array_equal(np.asarray(mixed.targets), [1, 0.5, np.nan], equal_nan=True)
+
+
+SETS: list[list[int]] = [[0, 2], [], [3], [1, 2, 3], [2]] * 4
+MULTI_HOT = np.array([[number in labels for number in range(4)] for labels in SETS], np.int64)
+WORDS = ["ant", "bee", "cat", "dog"]
+SEVERAL: dict[str, tuple[Any, Sequence[str] | None]] = {
+    "lists": (SETS, None),
+    "tuples of numpy's numbers": ([tuple(map(np.int64, each)) for each in SETS], None),
+    "tensors in lists": ([[torch.tensor(one) for one in each] for each in SETS], None),
+    "sets of names": ([{WORDS[one] for one in each} for each in SETS], None),
+    "lists of names": ([[WORDS[one] for one in each] for each in SETS], WORDS),
+    "zeros and ones": (MULTI_HOT.tolist(), None),
+    "booleans": (MULTI_HOT.astype(bool), WORDS),
+    "an array of floats": (MULTI_HOT.astype(np.float32), WORDS),
+    "a tensor": (torch.from_numpy(MULTI_HOT).float(), None),
+    "missing": ([each or None for each in SETS], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_lists_and_rows_of_zeros_and_ones_are_several_labels(kind: str) -> None:
+    targets, names = SEVERAL[kind]
+    images = [np.asarray(make_image(number)) for number in range(20)]
+    dataset = as_dataset(list(zip(images, targets, strict=True)), names)
+    assert dataset.class_names == (tuple(WORDS) if names or kind == "sets of names" else tuple("0123"))
+    assert dataset.label_sets is not None
+    assert dataset.label_sets.rows(np.arange(20)).tolist() == MULTI_HOT.tolist()
+    assert np.array_equal(dataset.read(7), images[7])
+    assert dataset.describe(7) == "image 7"
+    data = open_dataset(list(zip(images, targets, strict=True)), class_names=names)
+    assert data.columns.several
+    sets = {np.asarray(image).tobytes(): np.asarray(target).tolist() for part in data.splits.values() for image, target in part}
+    assert sets == {image.tobytes(): row for image, row in zip(images, MULTI_HOT.tolist(), strict=True)}
+
+
+def test_several_labels_of_a_torchvision_dataset_are_used_without_reading_images() -> None:
+    source = VisionDataset(3)
+    source.targets = [[0, 2], [1], []]  # type: ignore[list-item]
+    dataset = as_dataset(source)
+    assert source.reads == [0]
+    assert dataset.class_names == ("ant", "bee", "cat")
+    assert [dataset.target(index).tolist() for index in range(3)] == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+    source.targets = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 0, 0]])  # type: ignore[assignment]
+    assert [as_dataset(source).target(index).tolist() for index in range(3)] == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
+
+
+def test_lists_that_are_no_labels_are_kept() -> None:
+    images = [make_image(number) for number in range(3)]
+    boxes: list[Any] = [(4, 4, 8, 9), (1, 2, 3, 4), (0, 0, 1, 1)]
+    assert [as_dataset(list(zip(images, boxes, strict=True))).target(index) for index in range(3)] == boxes
+    points = [np.array([3, 4]), np.array([1, 2]), np.array([0, 7])]
+    assert as_dataset(list(zip(images, points, strict=True))).target(0).tolist() == [3, 4]
+    soft = [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    assert as_dataset(list(zip(images, soft, strict=True))).label_sets is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "names", "sentence"),
+    [
+        ([["a"], "b"], None, r"targets must all be lists of names, or .*, got 'b' for image 1; give every image a list"),
+        ([["a"], [1]], None, r"targets must all be lists of names, or .*, got \[1\] for image 1"),
+        ([["a"], ["bea"]], ["a", "bee"], r"the label 'bea' of image 1 is not among the 2 classes; did you mean 'bee'\?"),
+        ([[0], [1, 2]], ["a", "bee"], r"a label must be a number from 0 to 1, since 2 classes are named, got 2 for image 1"),
+        ([[0, 3], [-1]], None, r"a label must be a number from 0, got -1 for image 1; number the classes from 0"),
+    ],
+)
+def test_a_mistake_in_several_labels_names_the_image(targets: list[Any], names: Any, sentence: str) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        as_dataset([(IMAGE, target) for target in targets], names)
 
 
 def test_images_alone_are_a_dataset_without_labels() -> None:

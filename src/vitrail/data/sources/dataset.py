@@ -18,21 +18,22 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Num, UInt8
 from numpy import ndarray
-from PIL import Image
 
-from vitrail.data.decode import to_pil
+from vitrail.data.decode import band_format, decode_bands, to_pil
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
 
 Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
 
 MAX_BAD_FRACTION = 0.05  # fraction of the images that may be unusable
 MAX_FILE_BYTES = 2**28  # bytes: a file larger than 256 MiB is not taken for an image
+NOT_PLAIN = re.compile(rb"(?:^|[/\0])\.(?:[/\0]|$)|//|/(?:\0|$)")  # in paths joined by zeros: what Path would normalise
 NUM_SAMPLED = 16  # images that identify a dataset which has no better key
 
 
@@ -57,23 +58,25 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes | ndarray:
-        """Return the encoded file, or the pixels (h w c, uint8); raises VitrailError or OSError."""
+        """Return the encoded file, or the pixels (h w c): uint8, or bands of any type; raises VitrailError or OSError."""
 
     @overload
     def __getitem__(self, index: slice) -> "Subset": ...
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> tuple[Image.Image, Any]: ...
+    def __getitem__(self, index: SupportsIndex) -> tuple[Any, Any]: ...
 
-    def __getitem__(self, index: SupportsIndex | slice) -> "tuple[Image.Image, Any] | Subset":
-        """Return image and target as torchvision's datasets do, the image as a PIL image in RGB, whatever is stored; of a
-        slice, a ``Subset``."""
+    def __getitem__(self, index: SupportsIndex | slice) -> "tuple[Any, Any] | Subset":
+        """Return image and target as torchvision's datasets do, the image as a PIL image in RGB, whatever is stored, or as an
+        array (h w c) if it has other bands; of a slice, a ``Subset``."""
         if isinstance(index, slice):
             return Subset(self, np.arange(len(self))[index])
         position = range(len(self))[operator.index(index)]
-        return to_pil(self.read(position)).convert("RGB"), self.target(position)
+        content = self.read(position)
+        image = to_pil(content).convert("RGB") if band_format(content) is None else decode_bands(content)
+        return image, self.target(position)
 
-    def __iter__(self) -> Iterator[tuple[Image.Image, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return (self[index] for index in range(len(self)))
 
     @property
@@ -143,7 +146,7 @@ class Dataset(ABC):
         """h w c if the images are pixels of one size in memory, so that ``stack`` reads a batch at a time; else None."""
         return None
 
-    def stack(self, indices: Int[ndarray, " n"]) -> UInt8[ndarray, "n h w c"]:
+    def stack(self, indices: Int[ndarray, " n"]) -> Num[ndarray, "n h w c"]:
         """Return the pixels of a batch; only for a dataset with an ``array_shape``."""
         raise VitrailError(f"{type(self).__name__} has no array of images; read them one by one")
 
@@ -202,7 +205,10 @@ class ImageFileDataset(Dataset):
         return self.root, self.paths
 
     def content_key(self) -> bytes:
-        return "\0".join(str(Path(path)) for path in self.paths).encode(errors="surrogateescape")
+        joined = join_strings(self.paths)
+        if os.sep == "/" and not NOT_PLAIN.search(joined):  # a million Path objects take ten seconds
+            return joined
+        return join_strings([str(Path(path)) for path in self.paths])
 
     def cache_key(self) -> bytes:
         folder = self.root.absolute()
@@ -223,7 +229,7 @@ def read_image_file(path: Path) -> bytes:
 class ArrayDataset(Dataset):
     """Images of one size in an array, in memory or memory-mapped; read a batch at a time."""
 
-    images: ndarray  # n h w c, uint8
+    images: ndarray  # n h w c: uint8, or bands of any type
     labels: ndarray
     class_names: tuple[str, ...]
     origin: str = "array"
@@ -412,12 +418,12 @@ def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
     return max(max_bad_fraction * num_images, 1.0) if max_bad_fraction else 0.0
 
 
-def label_name(dataset: Dataset, index: int) -> str:
+def label_name(dataset: Dataset, index: int, separator: str = ", ") -> str:
     """Return the class name of an image, or the names of its classes or its numbers; empty if it is not labelled."""
     if (label_sets := dataset.label_sets) is not None:
-        return ", ".join(dataset.class_names[label] for label in label_sets.classes_of(index))
+        return separator.join(dataset.class_names[label] for label in label_sets.classes_of(index))
     if dataset.target_names:
-        return ", ".join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
+        return separator.join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
     label = int(dataset.labels[index])
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
 
@@ -481,6 +487,7 @@ class DatasetSplits:
     notes: tuple[str, ...] = ()  # remarks for the user
     split_fractions: SplitFractions | None = None  # fractions split off by content, if splits were missing
     columns: Columns = ANY_COLUMNS  # where the targets were found, for a later command to read them in the same way
+    fold: Fold | None = None  # of a cross-validation, if these are its splits
 
     @property
     def class_names(self) -> tuple[str, ...]:

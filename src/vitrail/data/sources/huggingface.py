@@ -6,9 +6,9 @@ No code of a dataset is executed, and the library is kept quiet: no telemetry, n
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,33 @@ from warnings import catch_warnings
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.dataset import Dataset
+from vitrail.data.class_names import deduplicate
+from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
+from vitrail.data.sources.dataset import Dataset, SourceSplits
 from vitrail.data.sources.download import open_url
-from vitrail.data.sources.labels import canonical_split, encode_labels
-from vitrail.data.sources.parquet import image_bytes_of_cell
-from vitrail.data.sources.table_columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, require_column
+from vitrail.data.sources.labels import canonical_split
+from vitrail.data.sources.parquet import BATCH_ROWS, image_bytes_of_cell
+from vitrail.data.sources.table_columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    MAX_INDICATOR_VALUES,
+    find_column,
+    require_column,
+    target_columns,
+    to_cells,
+)
+from vitrail.data.sources.table_targets import TargetColumns, missing_positives
 from vitrail.errors import VitrailError, first_line
 
 TIMEOUT_SECONDS = 3.0  # seconds for the hub to respond; its client would retry for minutes
 
 
-def read_hf_dataset(address: str | Path, *, image: str | None = None, label: str | None = None) -> dict[str, Dataset]:
-    """Return the splits of a dataset; ``image`` and ``label`` name columns with unusual names."""
+def read_hf_dataset(
+    address: str | Path, columns: Columns = ANY_COLUMNS, labelled: bool = True, *, image: str | None = None
+) -> SourceSplits:
+    """Read the splits of a dataset. ``columns`` names those of the targets, ``image`` one of images with an unusual name. If it
+    need not be ``labelled``, a dataset without targets is read too."""
     datasets = _import_datasets(address)
     from_hub = str(address).startswith("hf:")
     name, config = _parse_address(str(address)) if from_hub else (str(address), None)
@@ -42,7 +57,7 @@ def read_hf_dataset(address: str | Path, *, image: str | None = None, label: str
             unreachable = "the hub cannot be reached and the dataset is not in the cache"
             reason = unreachable if offline else first_line(error)
             raise VitrailError(f"{address} cannot be {'downloaded' if from_hub else 'read'}: {reason}") from None
-        return _build_datasets(datasets, address, _named_splits(address, loaded), image, label)
+        return _build_datasets(datasets, address, _named_splits(address, loaded), image, columns, labelled)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -73,7 +88,7 @@ class HubDataset(Dataset):
         return self.content_key()
 
 
-# Columns and labels --------------------------------------------------------------------------------------------------
+# Columns and targets -------------------------------------------------------------------------------------------------
 
 
 def _named_splits(address: object, loaded: Any) -> dict[str, Any]:
@@ -94,56 +109,73 @@ def _named_splits(address: object, loaded: Any) -> dict[str, Any]:
 
 
 def _build_datasets(
-    datasets: Any, address: object, splits: dict[str, Any], image: str | None, label: str | None
-) -> dict[str, Dataset]:
+    datasets: Any, address: object, splits: dict[str, Any], image: str | None, options: Columns, labelled: bool
+) -> SourceSplits:
     features = next(iter(splits.values())).features
     image_columns = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    class_columns = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    image = _choose_column(address, features, image, image_columns, IMAGE_COLUMNS, "images")
-    label = _choose_column(address, features, label, class_columns, LABEL_COLUMNS, "label")
+    image = _choose_image_column(address, features, image, image_columns)
     if image not in image_columns:
         raise VitrailError(
             f"the column {image} of {address} has no images; columns with images: {', '.join(image_columns) or 'none'}"
         )
-    if any(rows.features[name] != features[name] for rows in splits.values() for name in (image, label)):
+    others = {name: feature for name, feature in features.items() if name not in image_columns}
+    declared = {name: of_column for name, feature in others.items() if (of_column := _declared_names(feature)) is not None}
+    if not options.labels and not options.targets and declared:  # a column of classes is one of labels, whatever its name
+        name = find_column(address, list(declared), None, LABEL_COLUMNS, "labels") or next(iter(declared))
+        options = replace(options, labels=name)
+    names = target_columns(address, list(others), options)
+    flags = [name for name, feature in others.items() if isinstance(feature, datasets.Value)]
+    if any(rows.features[name] != features[name] for rows in splits.values() for name in (image, *(names or ()))):
         raise VitrailError(f"the splits of {address} differ in their classes; save them with the same features")
-    labels, class_names = _encode_split_labels(address, splits, label, label in class_columns)
-    undecoded = {split: rows.with_format(None).select_columns([image]) for split, rows in splits.items()}
-    return {
-        split: HubDataset(
-            rows.cast_column(image, datasets.Image(decode=False)), image, labels[split], class_names, _origin(address, split)
-        )
-        for split, rows in undecoded.items()
+    max_values = MAX_INDICATOR_VALUES if names is None else None
+    columns = {
+        name: column
+        for name in (flags if names is None else names)
+        if (column := _read_column(address, list(splits.values()), name, max_values)) is not None
     }
+    ends = np.cumsum([len(rows) for rows in splits.values()])
+
+    def row_name(row: int) -> str:
+        number = int(np.searchsorted(ends, row, side="right"))
+        split = list(splits)[number]
+        return f"row {row - int(ends[number]) + len(splits[split]) + 1}{f' of {split}' if split else ''}"
+
+    targets = TargetColumns(address, list(features), columns, row_name, int(ends[-1]), declared).find(options, labelled)
+    in_train = np.repeat([split == "train" for split in splits], [len(rows) for rows in splits.values()])
+    undecoded = {split: rows.with_format(None).select_columns([image]) for split, rows in splits.items()}
+    built = {
+        split: of_split.attach(
+            HubDataset(
+                rows.cast_column(image, datasets.Image(decode=False)), image, of_split.single_labels, targets.class_names,
+                _origin(address, split),
+            )
+        )
+        for (split, rows), end in zip(undecoded.items(), ends, strict=True)
+        for of_split in [targets.select(np.arange(end - len(rows), end))]
+    }  # fmt: skip
+    return SourceSplits(built, (*targets.notes, *missing_positives(targets, in_train, row_name)), targets.columns)
 
 
-def _choose_column(
-    address: object, features: Any, requested: str | None, fitting: list[str], usual_names: tuple[str, ...], purpose: str
-) -> str:
-    """Return the requested column; else among those of fitting type one of a usual name, or the first; else a usual name."""
-    column = None if requested else find_column(address, fitting, None, usual_names, purpose) or next(iter(fitting), None)
-    return column or require_column(address, list(features), requested, usual_names, purpose)
+def _choose_image_column(address: object, features: Any, requested: str | None, fitting: list[str]) -> str:
+    """Return the requested column; else among those of images one of a usual name, or the first; else a usual name."""
+    column = None if requested else find_column(address, fitting, None, IMAGE_COLUMNS, "images") or next(iter(fitting), None)
+    return column or require_column(address, list(features), requested, IMAGE_COLUMNS, "images")
 
 
-def _encode_split_labels(
-    address: object, splits: dict[str, Any], column: str, declared: bool
-) -> tuple[dict[str, ndarray], tuple[str, ...]]:
-    values = {split: rows.with_format(None)[column][:] for split, rows in splits.items()}
-    if declared:  # a test split without labels has -1 or None
-        class_names = tuple(str(name) for name in next(iter(splits.values())).features[column].names)
-        return {
-            split: np.array([-1 if one is None else one for one in split_values], np.int64)
-            for split, split_values in values.items()
-        }, class_names
-    for split, split_values in values.items():
-        for row, value in enumerate(split_values):
-            if not isinstance(value, str | int) or not str(value).strip():
-                raise VitrailError(
-                    f"row {row + 1} of {_origin(address, split)} has no name or whole number in {column}, got {value!r}"
-                )
-    encoded, class_names = encode_labels([str(value).strip() for split_values in values.values() for value in split_values])
-    ends = np.cumsum([len(split_values) for split_values in values.values()])
-    return dict(zip(values, np.split(encoded, ends[:-1]), strict=True)), class_names
+def _declared_names(feature: Any) -> tuple[str, ...] | None:
+    """Return the class names of a column of classes, or of lists of them."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return None if names is None else deduplicate([str(name) for name in names])
+
+
+def _read_column(address: object, parts: Sequence[Any], name: str, max_values: int | None) -> CodedColumn | None:
+    """Read a column of all splits, a batch of rows at a time; None if it has more distinct values."""
+    builder = ColumnBuilder(max_values)
+    for rows in parts:
+        values = rows.with_format(None)[name]
+        for start in range(0, len(rows), BATCH_ROWS):
+            builder.extend(to_cells(address, name, values[start : start + BATCH_ROWS]))
+    return builder.build()
 
 
 def _origin(address: object, split: str) -> str:

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -80,9 +80,12 @@ class LabelSets:
         """Return the classes of an image."""
         return self.members[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])].tolist()
 
-    def counts(self) -> Int[ndarray, " k"]:
-        """Count the images of each class."""
-        return np.bincount(self.members, minlength=self.num_classes)
+    def counts(self, copies: Int[ndarray, " n"] | None = None) -> Int[ndarray, " k"]:
+        """Count the images of each class. ``copies``: how often each image counts; None: once."""
+        if copies is None:
+            return np.bincount(self.members, minlength=self.num_classes)
+        counts = np.bincount(self.members, np.repeat(copies, self.sizes()), minlength=self.num_classes)
+        return counts.astype(np.int64)
 
     def sizes(self) -> Int[ndarray, " n"]:
         """Count the classes of each image."""
@@ -106,6 +109,13 @@ class LabelSets:
         sizes = ends - np.where(indices > 0, self.ends[np.maximum(indices, 1) - 1], 0)
         firsts = np.cumsum(sizes) - sizes
         return np.repeat(ends - sizes - firsts, sizes) + np.arange(int(sizes.sum())), sizes
+
+
+def is_multi_hot(rows: Sequence[Sequence[Any] | None]) -> bool:
+    """Whether rows are zeros and ones and equally long, so that each value may stand for a class."""
+    return len({None if row is None else len(row) for row in rows}) == 1 and all(
+        row is not None and all(type(value) is not str and value in (0, 1) for value in row) for row in rows
+    )
 
 
 def concat_label_sets(parts: Sequence[LabelSets]) -> LabelSets:

@@ -1,6 +1,7 @@
 """Names of classes and splits, in one spelling and one order, wherever they come from."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy import ndarray
 
 from vitrail.data.sources.dataset import Dataset, select_images
 
+MIN_PLURAL = 4  # letters: a longer name that ends in s may be a plural
 SPLIT_ALIASES = {
     "train": "train",
     "training": "train",
@@ -36,6 +38,22 @@ def group_by_split(dataset: Dataset, splits: Sequence[str]) -> dict[str, Dataset
     """Group a dataset by the split of each image."""
     indices = {name: np.flatnonzero(np.asarray(splits) == name) for name in ("train", "validation", "test", "")}
     return {name: select_images(dataset, of_split) for name, of_split in indices.items() if len(of_split)}
+
+
+def similar_names(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return groups of names that differ only in case, accents, spaces, punctuation or a plural s."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_plain_name(name), []).append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _plain_name(name: str) -> str:
+    if re.fullmatch(r"[-+.\d]+", name):  # a number is no spelling of another
+        return name
+    letters = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
+    plain = re.sub(r"[\W_]+", "", letters).casefold() or name
+    return plain[:-1] if len(plain) > MIN_PLURAL and plain.endswith("s") else plain
 
 
 def natural_sorted(names: Iterable[str]) -> tuple[str, ...]:

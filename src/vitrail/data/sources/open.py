@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits
 from vitrail.config import override, validate
@@ -39,6 +40,7 @@ from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_p
 from vitrail.data.sources.labels import canonical_split, natural_sorted
 from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.data.sources.panes.dataset import build_panes
+from vitrail.data.sources.strata import strata_of
 from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
@@ -46,7 +48,8 @@ from vitrail.data.sources.user_dataset import as_dataset
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
-NO_SPLITS_NOTE = "no splits given"
+NO_SPLITS_NOTE, NO_VALIDATION_NOTE = "no splits given", "no validation split given"
+SPLIT_NOTES = (NO_SPLITS_NOTE, NO_VALIDATION_NOTE)
 INDEX_STREAM = 0x696E6478  # in place of an epoch, so that these draws differ from those of augmentation
 
 
@@ -128,9 +131,13 @@ class _Reader:
     def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
         """Return splits with the targets that the columns name, if they did not come from a table, and so have others."""
         columns, splits = self.columns, source.splits
-        if columns.targets and any(dataset.target_names != columns.targets for dataset in splits.values()):
-            splits = {split: _with_numbers(name, dataset, columns.targets) for split, dataset in splits.items()}
-            return replace(source, splits=splits, columns=columns)
+        if columns.targets:
+            found = source.columns.targets  # as the table spells them
+            splits = {
+                split: dataset if found and dataset.target_names == found else _with_numbers(name, dataset, columns.targets)
+                for split, dataset in splits.items()
+            }
+            return replace(source, splits=splits, columns=source.columns if found else columns)
         several = any(dataset.label_sets is not None for dataset in splits.values())
         if columns.several or several:
             splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
@@ -138,22 +145,25 @@ class _Reader:
             raise VitrailError(f"{name} has several labels per image, where one is needed; it trains a multi-label model")
         if (columns.labels or columns.splits_cells) and source.columns == ANY_COLUMNS:
             raise VitrailError(
-                f"{name} has no columns; labels_column and separator are for tables: .csv, .jsonl and .parquet files"
+                f"{name} has no columns; labels_column and separator are for tables: .csv, .jsonl and .parquet files, and "
+                "datasets of Hugging Face"
             )
         return replace(source, splits=splits, columns=replace(source.columns, several=True) if several else source.columns)
 
     def _read_mapping(self, parts: Mapping[str, Any]) -> SourceSplits:
         """Read each split from its own source; labels are matched by class name."""
         splits: dict[str, Dataset] = {}
-        columns = ANY_COLUMNS
-        for key, part in parts.items():
+        columns, notes = ANY_COLUMNS, list[str]()
+        for key, part in sorted(parts.items(), key=lambda item: canonical_split(item[0]) != "train"):
             split = canonical_split(key)
             if split is None or split in splits:
                 raise VitrailError(
                     f"the splits must be train, validation and test, once each, got {', '.join(map(repr, parts))}"
                 )
             part = as_source(part, self.class_names, self.progress)
-            read = part if isinstance(part, DatasetSplits) else self.read(part)
+            # what was found in train, such as the separator, holds for the others, which may have too few rows to tell
+            reader = self if columns == ANY_COLUMNS else replace(self, columns=replace(columns, labels=self.columns.labels))
+            read = part if isinstance(part, DatasetSplits) else reader.read(part)
             dataset = read.splits.get(split, read.splits.get(""))
             if dataset is None:
                 raise VitrailError(
@@ -161,13 +171,14 @@ class _Reader:
                 )
             splits[split] = dataset
             columns = columns if columns != ANY_COLUMNS else read.columns
+            notes += [f"{split}: {note}" for note in read.notes] if isinstance(read, SourceSplits) else []
         if not splits:
             raise VitrailError("there are no splits; name at least train")
         if any(dataset.label_sets is not None for dataset in splits.values()):
             splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
         names = _merge_class_names([dataset.class_names for dataset in splits.values()])
         splits = {split: with_class_names(dataset, names) for split, dataset in splits.items()}
-        return SourceSplits(splits, columns=columns)
+        return SourceSplits(splits, tuple(notes), columns)
 
     def _read_name(self, name: str) -> SourceSplits:
         if not name:
@@ -178,7 +189,7 @@ class _Reader:
             note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
             return SourceSplits(_read_named(head, options, self.progress), (note,) if Path(head).exists() else ())
         if head == "hf":
-            return SourceSplits(read_hf_dataset(name))
+            return read_hf_dataset(name, self.columns, self.labelled)
         path = Path(name)
         if path.is_dir():
             return self._read_directory(path)
@@ -193,7 +204,7 @@ class _Reader:
 
     def _read_directory(self, path: Path) -> SourceSplits:
         if is_saved_dataset(path):
-            return SourceSplits(read_hf_dataset(path))
+            return read_hf_dataset(path, self.columns, self.labelled)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
@@ -296,7 +307,7 @@ def _complete_splits(
         used_fractions = SplitFractions(split_fractions.validation, 0.0)
         how = "content" if completed["train"].is_deterministic else "index"
         completed |= _split_off(completed["train"], used_fractions, progress)
-        notes = [*notes, f"no validation split given; it is split off from train by {how}"]
+        notes = [*notes, f"{NO_VALIDATION_NOTE}; it is split off from train by {how}"]
     nothing = empty_dataset(next(iter(completed.values())))
     train, validation, test = (completed.get(split) or nothing for split in ("train", "validation", "test"))
     content = fingerprint(train, validation, test)
@@ -312,11 +323,16 @@ def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Prog
         good, bad, keys = image_index.good, image_index.bad, image_index.file_keys()
     else:
         good, bad = np.arange(len(dataset)), np.zeros(0, np.int64)
-        keys = random_bits(0, INDEX_STREAM, good, 0)[:, 0]
-    assigned = split_by_content_hash(keys[good], dataset.labels[good], split_fractions)
+        keys = random_keys(good)
+    assigned = split_by_content_hash(keys[good], strata_of(dataset)[good], split_fractions)
     parts = {split: good[positions] for split, positions in assigned.items()}
     parts["train"] = np.sort(np.concatenate([parts["train"], bad]))
     return {split: select_images(dataset, indices) for split, indices in parts.items() if len(indices)}
+
+
+def random_keys(indices: ndarray) -> ndarray:
+    """Return a random key per index, to divide images whose content differs each time they are read."""
+    return random_bits(0, INDEX_STREAM, indices, 0)[:, 0]
 
 
 def training_notes(train: Dataset) -> list[str]:

@@ -18,8 +18,8 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "PackedStrings":
-        joined = "\0".join(listed := list(strings)).encode("utf-8", "surrogateescape")
-        return cls(np.frombuffer(joined + b"\0" if listed else b"", np.uint8))
+        listed = list(strings)
+        return cls(np.frombuffer(_join(listed) + b"\0" if listed else b"", np.uint8))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -37,3 +37,12 @@ class PackedStrings(Sequence[str]):
             end = int(self.ends[min(first + CHUNK, len(self)) - 1])
             yield from self.buffer[start:end].tobytes().decode("utf-8", "surrogateescape").split("\0")
             start = end + 1
+
+
+def join_strings(strings: Sequence[str]) -> bytes:
+    """Join strings by zeros; what is packed already is copied."""
+    return strings.buffer[:-1].tobytes() if isinstance(strings, PackedStrings) else _join(strings)
+
+
+def _join(strings: Iterable[str]) -> bytes:
+    return "\0".join(strings).encode("utf-8", "surrogateescape")

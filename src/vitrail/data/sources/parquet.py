@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.class_names import deduplicate
-from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder, to_cell
+from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset, read_image_file
 from vitrail.data.sources.table_columns import (
@@ -20,6 +20,7 @@ from vitrail.data.sources.table_columns import (
     find_column,
     require_column,
     target_columns,
+    to_cells,
 )
 from vitrail.errors import VitrailError, first_line
 
@@ -154,13 +155,7 @@ def _read_column(path: Path, file: Any, name: str, max_values: int | None) -> Co
     """Read a column, a batch of rows at a time; None if it has more distinct values."""
     builder = ColumnBuilder(max_values)
     for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
-        values = batch.column(0).to_pylist()
-        invalid = next((value for value in values if not isinstance(value, str | int | float | list | None)), None)
-        if invalid is not None:
-            raise VitrailError(
-                f"the column {name} of {path} must hold text, numbers or lists of labels, got {type(invalid).__name__}"
-            )
-        builder.extend(map(to_cell, values))
+        builder.extend(to_cells(path, name, batch.column(0).to_pylist()))
         if builder.is_dropped:
             break
     return builder.build()

@@ -92,8 +92,7 @@ def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labell
     targets = TargetColumns(table.path, table.header, columns, table.row_name, len(table), table.declared).find(
         options, labelled
     )
-    labels = targets.labels if targets.labels is not None else np.full(len(table), -1, np.int64)
-    dataset = targets.attach(table.dataset(labels, targets.class_names))
+    dataset = targets.attach(table.dataset(targets.single_labels, targets.class_names))
     if splits is None:
         return SourceSplits({"": dataset}, targets.notes, targets.columns)
     parts = {}

@@ -1,8 +1,9 @@
 """Columns of a table: named explicitly or found by their usual names."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from vitrail.data.sources.coded_column import CodedColumn
+from vitrail.data.sources.coded_column import CodedColumn, to_cell
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.labels import canonical_split
 from vitrail.errors import VitrailError, did_you_mean
@@ -70,6 +71,16 @@ def target_columns(path: object, columns: Sequence[str], options: Columns) -> li
         return [require_column(path, columns, target, (), "target") for target in options.targets]
     name = find_column(path, columns, options.labels, LABEL_COLUMNS, "labels")
     return None if name is None else [name]
+
+
+def to_cells(table: object, column: str, values: Sequence[Any]) -> list[Any]:
+    """Return values of a column of Parquet or Hugging Face's library as cells; raise for a type that has no labels."""
+    invalid = next((value for value in values if not isinstance(value, str | int | float | list | None)), None)
+    if invalid is not None:
+        raise VitrailError(
+            f"the column {column} of {table} must hold text, numbers or lists of labels, got {type(invalid).__name__}"
+        )
+    return list(map(to_cell, values))
 
 
 def parse_splits(path: object, column: CodedColumn, row_name: Callable[[int], str], requested: str | None) -> CodedColumn:

@@ -20,8 +20,8 @@ from numpy import ndarray
 from vitrail.data.sources.coded_column import CodedColumn, Numbering
 from vitrail.data.sources.columns import NO_SEPARATOR, Columns
 from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
-from vitrail.data.sources.label_sets import LabelSets
-from vitrail.data.sources.labels import natural_sorted
+from vitrail.data.sources.label_sets import LabelSets, is_multi_hot
+from vitrail.data.sources.labels import natural_sorted, similar_names
 from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
 from vitrail.errors import VitrailError
 
@@ -43,6 +43,21 @@ class Targets:
     label_sets: LabelSets | None = None
     numbers: Float[ndarray, "n m"] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def single_labels(self) -> ndarray:
+        """Labels for a dataset, of every row -1 unless each has one label."""
+        known = next(each for each in (self.labels, self.label_sets, self.numbers) if each is not None)
+        return self.labels if self.labels is not None else np.full(len(known), -1, np.int64)
+
+    def select(self, rows: ndarray) -> "Targets":
+        """Return the targets of some of the rows."""
+        return replace(
+            self,
+            labels=None if self.labels is None else self.labels[rows],
+            label_sets=None if self.label_sets is None else self.label_sets[rows],
+            numbers=None if self.numbers is None else self.numbers[rows],
+        )
 
     def attach(self, dataset: Dataset) -> Dataset:
         """Return a dataset of the rows' images with these targets; single labels it already has."""
@@ -157,7 +172,7 @@ class TargetColumns:
                     f"in other rows, got {kind}; write the labels as a list, [] for none"
                 )
         found = replace(found, several=True)
-        if is_multi_hot(column.values):
+        if is_multi_hot(column.values) and len(column.values[0]) > 2:  # two class numbers can be 0 and 1
             matrix = np.array(column.values, np.uint8)
             how = f"lists of {matrix.shape[1]} zeros and ones"
             return self._several(
@@ -258,15 +273,11 @@ class TargetColumns:
         return tuple(value)
 
     def _spelling_notes(self, class_names: Sequence[str], row_of: Callable[[str], int]) -> list[str]:
-        """Return a note on labels that differ only in case, spaces or punctuation; ``row_of``: where each occurs first."""
-        groups: dict[str, list[str]] = {}
-        for label in class_names:
-            groups.setdefault(re.sub(r"[\W_]+", "", label).casefold() or label, []).append(label)
-        alike = [group for group in groups.values() if len(group) > 1]
+        """Return notes on labels that are hardly different; ``row_of``: where each occurs first."""
         return [
             f"the labels {' and '.join(f'{label!r} ({self.row_name(row_of(label))})' for label in group[:MAX_LISTED])} are "
             "spelled differently and so are different classes; use one spelling if they mean the same"
-            for group in alike[:MAX_LISTED]
+            for group in similar_names(class_names)[:MAX_LISTED]
         ]
 
     # Numbers ---------------------------------------------------------------------------------------------------------
@@ -311,12 +322,6 @@ def missing_positives(targets: Targets, in_train: Bool[ndarray, " n"], describe:
     ]
     more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
     return [f"no training image has the label {', '.join(listed)}{more}, so it cannot be learned"] if missing else []
-
-
-def is_multi_hot(lists: Sequence[Sequence[Any] | None]) -> bool:
-    """Whether lists are zeros and ones, one per class, and not class numbers: all are equally long, longer than two."""
-    lengths = {0 if each is None else len(each) for each in lists}
-    return len(lengths) == 1 and lengths.pop() > 2 and all(set(each or ()) <= {0, 1} for each in lists)
 
 
 def _indicators_of(texts: Sequence[str]) -> dict[str, int] | None:

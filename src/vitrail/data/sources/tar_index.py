@@ -5,6 +5,7 @@ The headers are parsed by ``tarfile`` but walked here: its own walk takes damage
 
 import itertools
 import json
+import math
 import re
 import sys
 import tarfile
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy import ndarray
@@ -21,12 +22,25 @@ from vitrail.data.cache import load_cached, store_cached
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.errors import VitrailError
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first if a sample has several
+IMAGE_EXTENSIONS = (
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "ppm",
+    "bmp",
+    "gif",
+    "tif",
+    "tiff",
+    "npy",
+)  # the first if a sample has several
 COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TAR_BLOCK = 512
 GNU_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 EXTENDED_HEADER_TYPES = (*GNU_HEADER_TYPES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 SAMPLES_PER_REPORT = 1000  # samples between two progress reports
+INDEX_FORMAT = 2  # version of the cached arrays
+JSON_MARK = "\x1d"  # before several labels (a list) or numbers (a dictionary)
 MAX_LABEL_BYTES = 2**20  # bytes of a .cls or .json, or of an extended header
 
 
@@ -35,14 +49,14 @@ class TarIndex:
     """Offsets and labels of the images of one tar."""
 
     keys: PackedStrings
-    labels: list[str]  # "" if there is none; interned
+    labels: list[str]  # "" if there is none; several, or numbers, are JSON after a mark; interned
     entries: ndarray  # n 3: offset, size, checksum
 
 
 def index_tar(path: Path, report: Callable[[int], None]) -> TarIndex:
     """Index a tar file, or load its index from the cache."""
     status = path.stat()
-    key = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    key = f"{INDEX_FORMAT} {path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     cached = load_cached("shards", key)
     index = _load_index(cached, status.st_size) if cached else None
     if index is None:
@@ -181,9 +195,31 @@ def _read_label(path: Path, file: BinaryIO, key: str, parts: dict[str, tuple[int
         return ""
     text = _read_limited(path, file, *parts[extension])
     try:
-        label = text.decode("utf-8").strip() if extension == "cls" else json.loads(text).get("label")
-        if "\0" in str(label) or not isinstance(label, str | int | None):
+        if extension == "json":
+            return _read_json_label(json.loads(text))
+        label = text.decode("utf-8").strip()
+        if "\0" in label or label.startswith(JSON_MARK):
             raise ValueError
-    except (ValueError, AttributeError, RecursionError):
-        raise VitrailError(f"{key}.{extension} in {path} has no valid label; it needs a number or a name") from None
+        return label
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise VitrailError(
+            f"{key}.{extension} in {path} has no valid label; it needs a number or a name, a list of them as labels, or "
+            "numbers by name as targets"
+        ) from None
+
+
+def _read_json_label(sample: dict[str, Any]) -> str:
+    if (targets := sample.get("targets")) is not None:
+        if not targets or not all(type(value) in (int, float) and math.isfinite(value) for value in targets.values()):
+            raise ValueError
+        return JSON_MARK + json.dumps(targets)
+    label = sample.get("label") if sample.get("labels") is None else sample["labels"]
+    if isinstance(label, list):
+        if {type(each) for each in label} not in ({str}, {int}, set()) or any(
+            str(each).strip() in ("", "\0") for each in label
+        ):
+            raise ValueError
+        return JSON_MARK + json.dumps(label)
+    if isinstance(label, float | dict) or "\0" in str(label) or str(label).startswith(JSON_MARK):
+        raise ValueError
     return "" if label is None else str(label)

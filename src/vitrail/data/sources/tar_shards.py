@@ -1,28 +1,33 @@
 """Tar shards as webdataset writes them, with random access: each tar is indexed once, then any image is one seek away.
 
 Members that share a key (the path up to the first dot of its base name) are a sample: an image, and its label in ``.cls`` (a
-number or a name) or ``.json`` (``{"label": ...}``). Nothing is ever unpacked. Each image's CRC-32 is stored in the index and
+number or a name) or ``.json`` (``{"label": ...}``; ``{"labels": [...]}`` if images have several or none; ``{"targets": {"age":
+30.5}}`` for numbers). Nothing is ever unpacked. Each image's CRC-32 is stored in the index and
 verified whenever it is read, so a shard that is damaged or replaced later is noticed. The split is part of the file name
 (``imagenet1k-train-0000.tar``) or of the folder's (``train/0000.tar``).
 """
 
 import glob
 import itertools
+import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from vitrail.data.class_names import deduplicate
-from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images
+from vitrail.data.sources.coded_column import Numbering
+from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images, with_label_sets, with_numbers
+from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.packed_strings import PackedStrings
-from vitrail.data.sources.tar_index import TarIndex, index_tar
+from vitrail.data.sources.tar_index import JSON_MARK, TarIndex, index_tar
 from vitrail.errors import VitrailError
 
 CLASS_FILES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers
@@ -173,9 +178,13 @@ def _build_splits(
         raise VitrailError(
             f"{keys[unlabelled]} in {paths[shard_indices[unlabelled]]} has no label but others have; add {keys[unlabelled]}.cls"
         )
-    labels, class_names = _encode_texts(texts, classes or _find_class_file(paths))
     entries = np.concatenate([index.entries for index in indexes])
-    dataset = TarDataset(tuple(paths), shard_indices, keys, entries[:, 0], entries[:, 1], entries[:, 2], labels, class_names)
+    columns = tuple(paths), shard_indices, keys, entries[:, 0], entries[:, 1], entries[:, 2]
+    if any(text.startswith(JSON_MARK) for text in texts):
+        unlabelled_dataset = TarDataset(*columns, np.full(len(texts), -1, np.int64), ())
+        dataset = _with_json_targets(unlabelled_dataset, texts, classes or _find_class_file(paths))
+    else:
+        dataset = TarDataset(*columns, *_encode_texts(texts, classes or _find_class_file(paths)))
     in_split = {name: np.flatnonzero((np.array(splits) == name)[shard_indices]) for name in ("train", "validation", "test", "")}
     return {name: select_images(dataset, indices) for name, indices in in_split.items() if len(indices)}
 
@@ -183,6 +192,32 @@ def _build_splits(
 def _find_class_file(paths: list[Path]) -> Path | None:
     folders = dict.fromkeys(folder for path in paths for folder in (path.absolute().parent, path.absolute().parent.parent))
     return next((folder / name for folder in folders for name in CLASS_FILES if (folder / name).is_file()), None)
+
+
+def _with_json_targets(dataset: Dataset, texts: list[str], classes: Path | None) -> Dataset:
+    """Return the dataset with several labels per image, or with numbers to predict."""
+    values: list[Any] = [json.loads(text[1:]) if text.startswith(JSON_MARK) else text for text in texts]
+    kinds = [type(value) if isinstance(value, list | dict) else str for value in values]
+    if (other := next((index for index, kind in enumerate(kinds) if kind is not kinds[0]), None)) is not None:
+        raise VitrailError(
+            f"{dataset.describe(other)} has a target of another kind than {dataset.describe(0)}; give all samples a list of "
+            "labels, or all numbers"
+        )
+    if kinds[0] is dict:
+        names = tuple(values[0])
+        if (other := next((index for index, value in enumerate(values) if value.keys() != set(names)), None)) is not None:
+            raise VitrailError(
+                f"{dataset.describe(other)} must have the targets {', '.join(names)}, got {', '.join(values[other])}; give all "
+                "samples the same"
+            )
+        return with_numbers(dataset, np.array([[value[name] for name in names] for value in values], np.float64), names)
+    labels = Numbering()
+    sizes = np.array([len(value) for value in values], np.int64)
+    members = np.array([labels[str(label)] for value in values for label in value], np.int64)
+    numbers, class_names = _encode_texts(list(labels), classes)
+    if not labels and classes is not None:
+        class_names = parse_class_names(classes.read_text(encoding="utf-8-sig"))
+    return with_label_sets(dataset, LabelSets.from_members(numbers[members], sizes, len(class_names)), class_names)
 
 
 def _encode_texts(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[str, ...]]:

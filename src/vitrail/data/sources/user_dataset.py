@@ -1,8 +1,9 @@
 """A user's own object as a dataset: a list of (image, target) pairs, a ``torch.utils.data.Dataset`` or one of torchvision's.
 
 Anything with ``__len__`` and ``__getitem__``. An image is a path, bytes, a PIL image, a uint8 array (h w c or h w) or a uint8
-tensor (c h w). Targets that are text or whole numbers are class labels; floats, and arrays or lists of equally many floats, are
-numbers to predict; others are kept as they are. n images, m numbers.
+tensor (c h w). Targets that are text or whole numbers are class labels; lists, tuples or sets of them, and rows of zeros and
+ones, are several labels per image; floats, and arrays or lists of equally many floats, are numbers to predict; others are kept
+as they are. n images, m numbers.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from vitrail.data.bad_image import BadImage
 from vitrail.data.class_names import deduplicate
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced
+from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced, with_label_sets
 from vitrail.data.sources.image_like import check_image_like, describe_value, is_image_like, is_tensor, read_image_like
 from vitrail.data.sources.labels import encode_labels
 from vitrail.data.sources.numbers import unnamed_targets
+from vitrail.data.sources.user_label_sets import find_label_sets
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
 log = logging.getLogger("vitrail")
@@ -117,6 +119,8 @@ def as_dataset(source: Any, class_names: Sequence[str] | None = None, progress: 
         raise VitrailError(f"the dataset, {describe_value(source)}, has no images; give it some")
     pairs = _check_first(source)
     targets = _read_targets(source, progress) if pairs else [None] * len(source)
+    if (several := find_label_sets(targets, class_names or _declared_names(source))) is not None:
+        return with_label_sets(UserDataset(source, np.full(len(targets), -1, np.int64), (), pairs), *several)
     labels, names = _encode_targets(targets, class_names or _declared_names(source))
     others = None if names or _unlabelled(targets) else _other_targets(targets)
     return UserDataset(source, labels, names, pairs, others, () if others is None else _target_names(others))

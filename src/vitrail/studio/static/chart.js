@@ -1,6 +1,6 @@
 // Line and dot charts as SVG. Colours come from the style sheet or from LINE_COLOURS; a text summary is in the aria-label.
 
-import { el, formatNumber, percent, svg } from "./dom.js";
+import { el, formatNumber, percent, plural, svg } from "./dom.js";
 import { LINE_COLOURS } from "./colormap.js";
 
 const LEFT = 64, RIGHT = 12, TOP = 10, BOTTOM = 36, LETTER = 9; // the last: maximum width of a digit, on a phone
@@ -58,14 +58,24 @@ export function legend(lines) {
 // Horizontal bars for rows of {label, value, before?, selected?}, values from 0 to 1; `before` is drawn as a tick. onpick(row) makes them buttons.
 export function bars(rows, { onpick = null, digits = 1 } = {}) {
   return el("ol", { class: "bars" }, rows.map((row) => {
-    const parts = [el("span", { class: "name", title: row.label }, row.label),
+    const reached = row.threshold !== undefined && row.value >= row.threshold;
+    const hint = row.threshold === undefined ? "" : `, ${reached ? "reaches" : "below"} its threshold of ${percent(row.threshold)}`;
+    const parts = [el("span", { class: "name", title: `${row.label}${hint}` }, row.label, hint && el("span", { class: "visually-hidden" }, hint)),
       el("span", { class: "track", "aria-hidden": "true" },
         el("span", { class: "fill", style: { width: `${100 * Math.max(0, Math.min(1, row.value))}%` } }),
+        row.threshold === undefined ? null : el("span", { class: "threshold", style: { left: `${100 * row.threshold}%` } }),
         row.before === undefined ? null : el("span", { class: "before", style: { left: `${100 * Math.max(0, Math.min(1, row.before))}%` } })),
       el("span", { class: "value" }, percent(row.value, digits))];
-    return el("li", { class: row.selected ? "selected" : null },
+    return el("li", { class: [row.selected && "selected", reached && "reached"].filter(Boolean).join(" ") || null },
       onpick ? el("button", { type: "button", "aria-pressed": String(Boolean(row.selected)), onclick: () => onpick(row) }, parts) : parts);
   }));
+}
+
+// How many labels of a model that predicts several per image reach their threshold, the line across a bar.
+export function labelsText(meta, arrays) {
+  const count = meta.thresholds.filter((threshold, label) => arrays.probabilities.data[label] >= threshold).length;
+  const many = count > 1 ? "reach their thresholds (the grey lines) and are predicted" : `reaches its threshold (the grey line)${count ? " and is predicted" : ""}`;
+  return `${count || "None"} of ${plural(meta.thresholds.length, "label")} ${many}.`;
 }
 
 // `dashed` is true, or a dash pattern if there are many lines: colour alone does not distinguish them.

@@ -1,6 +1,6 @@
 // The page: navigation over the parts, the image in the side panel, one part at a time in the middle.
 
-import { bars } from "./chart.js";
+import { bars, labelsText } from "./chart.js";
 import { button, el, formatNumber, select, svg } from "./dom.js";
 import { PatchGrid } from "./patch_grid.js";
 import { saveStandalonePage } from "./standalone_page.js";
@@ -184,9 +184,10 @@ function sidePanel() {
       grid.show(arrays.pixels, meta.grid);
       title.textContent = meta.image.title;
       const focusedName = document.activeElement?.closest("#side .predictions button")?.firstChild.textContent; // a rebuilt bar keeps the keyboard focus
-      predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target })),
+      predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, meta.thresholds ? 10 : 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
         { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : meta.numbers.length ? numberList(meta.numbers) : el("p", {}, "This model has no classification head."));
       if (meta.top.length && !store.model.has_class_names) predictions.append(el("p", { class: "token-info" }, "These weights have no class names; ", el("code", {}, "--labels FILE"), " adds them."));
+      if (meta.thresholds) predictions.append(el("p", { class: "token-info" }, labelsText(meta, arrays)));
       if (focusedName) [...predictions.querySelectorAll("button")].find((one) => one.firstChild.textContent === focusedName)?.focus();
     }
     grid.mark({ at: token !== null && token >= meta.prefix ? token - meta.prefix : null });

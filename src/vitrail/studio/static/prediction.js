@@ -2,7 +2,7 @@
 //
 // In the URL: `patches` as ranges (3-7,12), `mode`, and `seed` for random choices.
 
-import { bars } from "./chart.js";
+import { bars, labelsText } from "./chart.js";
 import { button, el, formatNumber, percent, select, plural } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid } from "./patch_grid.js";
@@ -183,10 +183,10 @@ function build(section, store) {
     if (selected.size && !ablation && !standalone) return; // the last prediction stays until the next one is loaded
     const list = ablation ? ablation.top.map((one) => ({ ...one, value: one.after }))
       : meta.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
-    keepFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, selected: one.class === meta.target })),
+    keepFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
       { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) })));
     summary.replaceChildren(...(ablation ? changeText(ablation, meta, store) : [standalone && selected.size ? "This is a saved page: start the studio to see the "
-      + "change." : `Prediction: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
+      + "change." : meta.thresholds ? labelsText(meta, store.trace.arrays) : `Prediction: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
     outputFigure.caption(`${meta.sigmoid ? "Each class has its own sigmoid, so the bars need not sum to 100 %. " : ""}Click a class to explain it everywhere.`);
   }
 
@@ -249,8 +249,9 @@ function build(section, store) {
 // The change of the prediction and of the target class, as text.
 function changeText(ablation, meta, store) {
   const targetRow = ablation.top.find((one) => one.class === meta.target), before = meta.top[0];
-  const headline = el("strong", {}, ablation.changed ? `The prediction is now ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`
-    : `The prediction is still ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`);
+  const subject = meta.thresholds ? "most probable label" : "prediction";
+  const headline = el("strong", {}, ablation.changed ? `The ${subject} is now ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`
+    : `The ${subject} is still ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`);
   const points = targetRow ? 100 * (targetRow.after - targetRow.before) : null;
   return [headline, ablation.changed ? ` instead of ${before.label}. ` : ". ",
     targetRow ? `The probability of ${store.label(meta.target)} went from ${percent(targetRow.before)} to ${percent(targetRow.after)}: `

@@ -22,7 +22,7 @@ export default {
 
 function build(section, store) {
   let run = null, logRows = new Map(), loadedModel = "", timer = 0;
-  let matrix = null, highestLoss = null, openedCell = "";
+  let matrix = null, highestLoss = null, classes = null, openedCell = "";
 
   const noRun = el("p", { class: "soft", hidden: true }), progressBox = el("div", { class: "progress" });
   const curveFigures = el("div", { class: "columns" });
@@ -40,10 +40,13 @@ function build(section, store) {
   ].map(([name, title, text]) => [name, figure(curveFigures, { name: `run-${name}`, title, level: 2, python: logCode(text), numbers: () => curves()[name]?.lines })]));
   const confusionFigure = figure(section, { name: "confusion", title: "Confusion matrix", level: 2, numbers: () => matrix,
     python: () => predictionsCode(store, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, predicted", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
+  const classesFigure = figure(section, { name: "classes", title: "Labels", level: 2, numbers: () => classes,
+    python: () => ["import json", "from pathlib import Path", "", `result = json.loads((Path(${JSON.stringify(store.model.source)}) / "result.json").read_text())`,
+      'for one in sorted(result["classes"], key=lambda one: one["ap"]):', '    print(one["name"], one["ap"], one["support"])'].join("\n") });
   const cellImages = el("div", { class: "cell-images" });
-  const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => predictionsCode(store,
+  const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => (severalLabels() ? labelLossCode(store) : predictionsCode(store,
     "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")',
-      "highest = losses.argsort(descending=True, stable=True)[:24]", "print(losses[highest], indices[highest])") });
+      "highest = losses.argsort(descending=True, stable=True)[:24]", "print(losses[highest], indices[highest])")) });
   onRunEvent(handleRunEvent);
 
   return { draw };
@@ -51,7 +54,7 @@ function build(section, store) {
   async function draw(reason) {
     if (reason === "point" || reason === "trace") return markSelected();
     if (loadedModel !== store.model.id) await loadRun();
-    else if (reason === "open" && run?.result && !matrix) loadPredictions(loadedModel);
+    else if (reason === "open" && run?.result && !matrix && !classes) loadPredictions(loadedModel);
     if (!run) return undefined;
     drawCurves();
     markSelected();
@@ -61,10 +64,10 @@ function build(section, store) {
   async function loadRun() {
     const { id } = store.model;
     loadedModel = id;
-    run = matrix = highestLoss = null;
+    run = matrix = highestLoss = classes = null;
     logRows = new Map();
     openedCell = "";
-    for (const one of [curveFigures, confusionFigure.root, lossFigure.root, progressBox]) one.hidden = true;
+    for (const one of [curveFigures, confusionFigure.root, classesFigure.root, lossFigure.root, progressBox]) one.hidden = true;
     noRun.hidden = store.model.is_run;
     noRun.replaceChildren("These are weights without a run, so there are no curves to show. ", el("code", {}, "vitrail train DATA --out runs/NAME"),
       " creates a run with a log and checkpoints, and ",
@@ -127,8 +130,10 @@ function build(section, store) {
     return {
       loss: { y: "loss", lines: nonEmpty([{ name: "training", points: of((line) => line.loss) },
         { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
+      accuracy: { y: severalLabels() ? "" : "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
         { name: "validation, top-1", points: of((line) => line.validation?.top1) },
+        { name: "validation, mean average precision (mAP)", points: of((line) => line.validation?.map) },
+        { name: "validation, F1 over all labels", points: of((line) => line.validation?.f1_micro), dashed: true },
         { name: "validation, top-5", points: of((line) => line.validation?.top5), dashed: true },
           { name: "k-nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
       lr: { y: "", low: 0, lines: nonEmpty([{ name: "learning rate", points: of((line) => line.lr) }]) },
@@ -140,6 +145,7 @@ function build(section, store) {
 
   function drawCurves() {
     drawProgress();
+    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : "Accuracy";
     const markedStep = state.number("step") ?? run.result?.best?.step ?? null;
     for (const [name, { y, lines: drawn, fraction, low }] of Object.entries(curves())) {
       figures[name].root.hidden = !drawn.length;
@@ -152,7 +158,7 @@ function build(section, store) {
     figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
       + `images. If the training loss falls while the validation loss rises, the model overfits.`);
     figures.accuracy.caption(run.recipe?.task.kind === "masked-image" ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
-      + "feature space, have the right class." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
+      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5 until thresholds are chosen at the end." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
     figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
     figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
     figures.distance.caption("Mean over the heads of a layer, from the log. Some heads learn local attention, which nothing enforces.");
@@ -169,23 +175,41 @@ function build(section, store) {
     const summary = [run.name, run.dataset && `on ${run.dataset}`, run.result ? `finished in ${formatDuration(run.result.seconds)}` : run.training ? `training: ${text}`
       : `stopped at ${text}; run the same command to resume it`].filter(Boolean);
     const scores = Object.entries(best ?? {}).filter(([name]) => name !== "step")
-      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : `${name} ${formatNumber(value)}`));
+      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : name === "map" ? `mAP ${percent(value)}` : `${name} ${formatNumber(value)}`));
     const score = best && `best at step ${best.step.toLocaleString("en")}: ${scores.join(", ")}`;
-    const reportedTop1 = run.result?.[run.result.reported_on]?.top1;
-    const reported = reportedTop1 !== undefined && `accuracy ${percent(reportedTop1)} on ${run.result.reported_on} images`;
+    const reportedScores = run.result?.[run.result.reported_on], [key, title] = severalLabels() ? ["map", "mAP"] : ["top1", "accuracy"];
+    const reported = reportedScores?.[key] !== undefined && `${title} ${percent(reportedScores[key])} on ${run.result.reported_on} images`;
     progressBox.replaceChildren(el("p", {}, [...summary, score, reported].filter(Boolean).join(" · ")),
       standalone ? el("p", { class: "soft" }, "A saved page has no confusion matrix and no highest losses.") : "",
       run.result ? "" : el("progress", { max: run.total_steps, value: now, "aria-label": `Training: ${text}` }));
+  }
+
+  function severalLabels() {
+    return run?.recipe?.task.kind === "multi-label";
+  }
+
+  // The metrics of every label, the worst first; of labels without an image there are none.
+  function drawClasses(response) {
+    classes = response.classes;
+    const columns = [["average precision", "ap"], ["F1", "f1"], ["precision", "precision"], ["recall", "recall"], ["threshold", "threshold"]];
+    const sorted = [...classes].sort((one, other) => (one.support > 0 ? one.ap : 2) - (other.support > 0 ? other.ap : 2));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "label"), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)),
+      el("th", { scope: "col", class: "number" }, "images")));
+    const body = el("tbody", {}, sorted.map((one) => el("tr", {}, el("th", { scope: "row" }, one.name),
+      columns.map(([, key]) => el("td", { class: "number" }, one.support > 0 || key === "threshold" ? percent(one[key], 1) : "")), el("td", { class: "number" }, one.support.toLocaleString("en")))));
+    classesFigure.body.replaceChildren(el("div", { class: "wide" }, el("table", { class: "label-metrics" }, head, body)));
+    classesFigure.caption(`${response.total.toLocaleString("en")} ${response.split} images, the lowest average precision first. An image may have several labels, so there is `
+      + "no confusion matrix. A label is predicted if its probability reaches its threshold, which was chosen on validation for the largest F1.");
   }
 
   // The confusion matrix and losses exist once a run is finished, unless it trains without labels.
   async function loadPredictions(id) {
     if (standalone || run.recipe?.task.kind === "masked-image") return;
     if (!run.result) {
-      confusionFigure.root.hidden = lossFigure.root.hidden = true;
+      confusionFigure.root.hidden = classesFigure.root.hidden = lossFigure.root.hidden = true;
       return;
     }
-    for (const [path, target, show] of [["api/confusion", confusionFigure, drawConfusion],
+    for (const [path, target, show] of [severalLabels() ? ["api/class-metrics", classesFigure, drawClasses] : ["api/confusion", confusionFigure, drawConfusion],
       ["api/highest-loss", lossFigure, (response) => { highestLoss = response.images; drawThumbnails(lossFigure.body, highestLoss, (one) => `loss ${one.loss.toFixed(2)}`); }]]) {
       let response = null, reason = "";
       try {
@@ -269,11 +293,12 @@ function build(section, store) {
 
   function drawThumbnails(target, images, more) {
     target.replaceChildren(el("ul", { class: "thumbs" }, images.map((one) => {
-      const text = [`true ${one.label}, predicted ${one.predicted}, ${percent(one.probability, 0)}`, more(one)].filter(Boolean).join(", ");
+      const lines = one.labels ? labelDifferences(one) : [`true: ${one.label}`, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`];
+      const text = [...lines.map((line) => line.replaceAll(": ", " ").replaceAll("\u00a0", " ")), more(one)].filter(Boolean).join(", ");
       return el("li", {}, el("button", { type: "button", title: `${one.title}: ${text}`, "aria-label": `Explain ${one.title}: ${text}`,
         data: { image: one.id }, onclick: () => state.set({ image: one.id, class: null, query: null }) },
         el("img", { src: imageUrl(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
-          el("span", { class: "caption-line" }, `true: ${one.label}`), el("span", { class: "caption-line" }, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`), more(one) && el("span", { class: "soft" }, more(one))));
+          lines.map((line) => el("span", { class: "caption-line" }, line)), more(one) && el("span", { class: "soft" }, more(one))));
     })));
     markSelected();
   }
@@ -285,6 +310,18 @@ function build(section, store) {
 
 function formatDuration(seconds) {
   return seconds < 120 ? `${formatNumber(seconds)} s` : seconds < 7200 ? `${formatNumber(seconds / 60)} minutes` : `${formatNumber(seconds / 3600)} hours`;
+}
+
+// What is wrong with the labels of an image: only what differs, since an image may have many.
+function labelDifferences({ labels, missed, wrong }) {
+  const list = (names) => `${names.slice(0, 5).join(", ")}${names.length > 5 ? ` and ${names.length - 5} more` : ""}`, right = labels.length - wrong.length;
+  return [`${right} right`, missed.length ? `missed: ${list(missed)}` : "", wrong.length ? `wrong: ${list(wrong)}` : ""].filter(Boolean);
+}
+
+function labelLossCode(store) {
+  return predictionsCode(store, "scores, truth = torch.from_numpy(logits).double(), torch.from_numpy(labels).double()",
+    'losses = torch.nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none").sum(1)',
+    "highest = losses.argsort(descending=True, stable=True)[:24]", "print(losses[highest], indices[highest])").replace('file["labels"]', 'file["targets"]');
 }
 
 function predictionsCode(store, ...text) {

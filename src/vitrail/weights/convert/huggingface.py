@@ -21,6 +21,7 @@ from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import
 GELU_NAMES: dict[str, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE_FILTERS: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 MODEL_TYPES = ("vit", "vit_mae")
+MULTI_LABEL = "multi_label_classification"  # their problem_type of a model that predicts several labels per image
 MAY_BE_EMPTY = ("embeddings.register_tokens",)  # of a DINOv2 or DINOv3 without registers
 # In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
 NEW_TO_OLD_NAMES = [
@@ -53,7 +54,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         tower = convert_tower(file, sidecar, overrides)
         assert isinstance(tower.config, ViTConfig)
         preprocess = _tower_preprocess(sidecar, tower.config, FAMILIES[model_type].origin, tower.assumed)
-        return replace(tower, preprocess=preprocess, class_names=_class_names(sidecar, tower.config.classes))
+        class_names = _class_names(sidecar, tower.config.classes)
+        return replace(tower, preprocess=preprocess, class_names=class_names, metadata=_task(sidecar, tower.config))
     if isinstance(model_type, str) and model_type in MISSING_FEATURES:
         raise VitrailError(f"{model_type} has {MISSING_FEATURES[model_type]}, which Vitrail's Vision Transformers do not have")
     if model_type not in MODEL_TYPES:
@@ -109,7 +111,14 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         assumed,
         _preprocess(sidecar, config, assumed),
         _class_names(sidecar, config.classes),
+        _task(sidecar, config),
     )
+
+
+def _task(sidecar: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Return the metadata of a model that predicts several labels per image; transformers too takes the sigmoid of each."""
+    several = config.classes and sidecar.get("problem_type") == MULTI_LABEL
+    return {"recipe": {"task": {"kind": "multi-label"}}} if several else {}
 
 
 def tensor_maps(c: ModelConfig) -> list[TensorMap]:
@@ -143,7 +152,7 @@ def check_supported(config: ModelConfig) -> None:
 
 
 def sidecar_files(
-    c: ModelConfig, preprocess: Preprocess | None, class_names: tuple[str, ...] | None
+    c: ModelConfig, preprocess: Preprocess | None, class_names: tuple[str, ...] | None, several_labels: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return ``config.json`` and ``preprocessor_config.json``, which transformers builds model and image processor from."""
     assert isinstance(c, ViTConfig)
@@ -156,6 +165,7 @@ def sidecar_files(
         **config_fields(c),
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
+        **({"problem_type": MULTI_LABEL} if several_labels else {}),
     }
     return {"config.json": config, **preprocessor_file(preprocess)}
 
@@ -202,8 +212,8 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(preprocess.mean),
-        "image_std": list(preprocess.std),
+        "image_mean": list(preprocess.mean_of_255),
+        "image_std": list(preprocess.std_of_255),
     }
     if resized != preprocess.image_size or preprocess.fit == "crop":
         fields |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image_size, strict=True))}
