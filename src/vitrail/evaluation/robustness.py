@@ -75,7 +75,7 @@ class RobustnessResult:
 
     @property
     def correct(self) -> Bool[ndarray, "b c"]:
-        """Which images a classifier predicts correctly."""
+        """Whether a classifier predicts each image correctly."""
         return self.image_scores > 0
 
     @property

@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ImageScore:
-    """What ``Task.image_scores`` measures."""
+    """The measure of ``Task.image_scores``."""
 
     key: str  # in JSON
     title: str
