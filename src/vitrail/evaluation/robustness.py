@@ -75,7 +75,7 @@ class RobustnessResult:
 
     @property
     def correct(self) -> Bool[ndarray, "b c"]:
-        """Which images a classifier predicts correctly."""
+        """Correctness of each image in every column, of a classifier."""
         return self.image_scores > 0
 
     @property

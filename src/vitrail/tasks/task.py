@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ImageScore:
-    """What ``Task.image_scores`` measures."""
+    """Name and kind of the score of an image that ``Task.image_scores`` computes."""
 
     key: str  # in JSON
     title: str
