@@ -1,4 +1,4 @@
-"""What ``vitrail data check`` tells of the targets: labels together, missing or spelled alike, and the range of numbers.
+"""Summary of the targets for ``vitrail data check``: labels together, missing or of similar spelling, and the range of numbers.
 
 n images, k classes, m numbers.
 """

@@ -75,7 +75,7 @@ class RobustnessResult:
 
     @property
     def correct(self) -> Bool[ndarray, "b c"]:
-        """Correctness of each image in every column, of a classifier."""
+        """Whether a classifier predicts each image correctly."""
         return self.image_scores > 0
 
     @property

@@ -49,7 +49,7 @@ def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
 
     def compute(_: Predictor, pixels: Num[ndarray, "height width c"]) -> dict[str, Any]:
         outputs = predictor.outputs(pixels[None])[0]  # only the compute thread uses the predictor
-        index = int(outputs.argmax()) if target_index is None and names else target_index
+        index = predictor.task.default_output(torch.from_numpy(outputs)) if target_index is None and names else target_index
         try:
             targets = None if index is None or method in CLASS_AGNOSTIC_METHODS else torch.tensor([index])
             values = saliency(predictor.encoder, predictor.normalised(pixels[None]), method, targets)[0]

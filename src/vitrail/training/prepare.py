@@ -24,7 +24,7 @@ from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.recipes.task_config import Classification, MultiLabel, TaskConfig
+from vitrail.recipes.task_config import Classification, MultiLabel, Regression, TaskConfig
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.weights.catalogue import check_name, is_available
@@ -146,11 +146,12 @@ def prepare_training(
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain with method={recipe}")
     options = options or RecipeOptions()
     opened = _open(data, options, task, progress, group)
-    learned = task or detect_task(opened)
+    task, learned = _learned_task(opened, task)
     context = dataset_context(opened, learned, model, image)
     is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
     selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
     prepared = _apply_options(selected, opened, options, progress)
+    prepared = _with_augmentation_note(prepared, options)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -197,12 +198,13 @@ def prepare_finetuning(
     options = options or RecipeOptions()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
     opened = _open(data, options, task, progress, group)
-    learned = task or detect_task(opened)
+    task, learned = _learned_task(opened, task)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task, learned), opened, options, progress), model
+    prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
+    return _with_augmentation_note(prepared, options), model
 
 
 def prepare_recipe(
@@ -275,7 +277,10 @@ def trainable_overrides(trainable: str, config: ModelConfig) -> tuple[str, ...]:
 
 
 def detect_task(data: DatasetSplits) -> TaskConfig:
-    """Return the task that a dataset's targets are for: classification, with several labels if images may have several."""
+    """Return the task that a dataset's targets are for: regression of numbers; classification, with several labels if images
+    may have several."""
+    if data.target_names:
+        return Regression(targets=data.target_names)
     return Classification() if data.train.label_sets is None else MultiLabel()
 
 
@@ -304,13 +309,30 @@ def _open(
     return opened
 
 
+def _learned_task(data: DatasetSplits, task: TaskConfig | None) -> tuple[TaskConfig | None, TaskConfig]:
+    """Return the task of the user's choice, and the one that is learned; both for the targets of the dataset."""
+    chosen = None if task is None else task.for_targets(data.target_names)
+    return chosen, chosen or detect_task(data)
+
+
 def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
-    """Return the recipe for a task, without mixing images if their targets cannot be mixed. ``task`` is that of the user's
-    choice; None: a recipe for the detected task, ``learned``, keeps its own settings."""
+    """Return the recipe for a task, without mixing images if their targets cannot be mixed, and without flips and crops if they
+    may change the targets. ``task`` is that of the user's choice; None: a recipe for the detected task, ``learned``, keeps its
+    own settings."""
     if task is None and isinstance(learned, type(recipe.task)):
         return recipe
     augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
+    augment = augment if learned.is_invariant else replace(augment, crop="none", hflip=0.0)
     return replace(recipe, task=learned, augment=augment)
+
+
+def _with_augmentation_note(prepared: PreparedRun, options: RecipeOptions) -> PreparedRun:
+    """Add a note if images are not flipped and cropped because of the task."""
+    augment = prepared.recipe.augment
+    if prepared.recipe.task.is_invariant or augment.crop != "none" or augment.hflip or options.augment is not None:
+        return prepared
+    note = "images are not flipped or cropped at random, since a number may depend on it; if yours does not: augment=none"
+    return replace(prepared, notes=(*prepared.notes, note))
 
 
 def _apply_options(
