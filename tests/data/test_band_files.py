@@ -18,7 +18,6 @@ from vitrail.data.bad_image import BadImage
 from vitrail.data.band_files import BandFormat, to_bands_last
 from vitrail.data.decode import band_format, decode, decode_array, decode_bands, image_format
 
-ALPHA_TAG = (338, "H", 1, 2, True)
 GEO_TAG = (34735, "H", 4, (1, 1, 0, 0), True)
 
 

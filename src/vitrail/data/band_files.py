@@ -22,12 +22,14 @@ from PIL import Image, TiffImagePlugin
 from vitrail.data.bad_image import BadImage
 
 NPY_MAGIC = b"\x93NUMPY"
-TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+BIG_TIFF_MAGICS = (b"II+\0", b"MM\0+")
+TIFF_MAGICS = (b"II*\0", b"MM\0*", *BIG_TIFF_MAGICS)
 MAX_BANDS = 1024
 VALUES_PER_PIXEL = 4  # bands of an image with the most pixels allowed; smaller images may have more
 MAX_NPY_HEADER = 10_000  # bytes
-BITS, COMPRESSION, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA_SAMPLES = 258, 259, 262, 270, 277, 338
+BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA_SAMPLES = 258, 262, 270, 277, 338
 GEO_KEYS, NODATA = 34735, 42113  # GeoTIFF's, and GDAL's value of pixels without data
+TAGS = (BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA_SAMPLES, GEO_KEYS, NODATA)
 COLOURS = {0: 1, 1: 1, 2: 3}  # samples of an image's colours by its photometric interpretation: grey and RGB
 ALPHA = (1, 2)
 COMPRESSIONS = {1: "none", 5: "LZW", 8: "DEFLATE", 32773: "PackBits", 32946: "DEFLATE"}
@@ -152,16 +154,13 @@ def _read_tags(content: bytes) -> dict[int, Any]:
     """Return the tags of a TIFF's first page."""
     stream = io.BytesIO(content)
     try:
-        header = stream.read(16 if content[2] in b"+" or content[3] in b"+" else 8)
+        header = stream.read(16 if content.startswith(BIG_TIFF_MAGICS) else 8)
         directory = TiffImagePlugin.ImageFileDirectory_v2(header)
         stream.seek(directory.next)
         directory.load(stream)
-        return {tag: directory[tag] for tag in (*COLOUR_TAGS, GEO_KEYS, NODATA) if tag in directory}
+        return {tag: directory[tag] for tag in TAGS if tag in directory}
     except Exception as error:  # a damaged header can fail its reader in any way
         raise BadImage(f"is a damaged TIFF: {type(error).__name__} in its header") from None
-
-
-COLOUR_TAGS = (BITS, COMPRESSION, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA_SAMPLES)
 
 
 def _is_band_tiff(tags: dict[int, Any]) -> bool:
