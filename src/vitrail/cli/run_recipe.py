@@ -131,7 +131,7 @@ def run_command(prepare: Prepare, options: RunOptions) -> None:
             return
         if not options.json and group.is_main:
             for note in (*prepared.notes, *_budget_notes(prepared, options)):
-                typer.echo(f"note      {column_options(note)}", err=True)
+                typer.echo(f"note      {typed_options(column_options(note))}", err=True)
         folder = choose_folder(prepared.with_out(options.out).folder, prepared.recipe.name, group)
         with _stopped(folder, options, group):
             train = _train if prepared.folds is None else _cross_validate
