@@ -1,4 +1,4 @@
-"""What ``vitrail data check`` tells of the targets: labels together, missing or spelled alike, and the range of numbers.
+"""Summary of a dataset's targets: labels that occur together, are missing or have similar names, and the range of numbers.
 
 n images, k classes, m numbers.
 """
