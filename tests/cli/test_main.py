@@ -39,7 +39,7 @@ MISTAKES = [
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
-    (["train", "--set", "foo=1"], "no field is named 'foo'; vitrail train --print-recipe lists all fields"),
+    (["train", "--set", "xyz=1"], "no field is named 'xyz'; vitrail train --print-recipe lists all fields"),
     (["inspect", "x" * 5000], "no model is named"),
     (["inspect", "B/16", "--image-size", "9" * 5000], "--image-size must be a number"),
     (["inspect", "R50x1", "--set", "model.width=32", "--image-size", "1", "--trace"], "the traced pass failed"),

@@ -25,8 +25,9 @@ from tests.tasks.test_own_task import Brightness
 from tests.training.distributed.torchrun import torchrun
 from tests.training.test_loop import same
 from vitrail.cli.main import run as run_command
-from vitrail.data.sources.content_split import Fold, SplitFractions
+from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import with_label_sets
+from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError

@@ -7,8 +7,9 @@ from typing import Any
 from vitrail.config import parse_value
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.content_split import Fold, SplitFractions
+from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
+from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash

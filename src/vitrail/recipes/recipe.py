@@ -11,7 +11,7 @@ from vitrail.augment.policy import Policy
 from vitrail.config import added, override, validate
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
-from vitrail.data.sources.content_split import Fold
+from vitrail.data.sources.fold import Fold
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.task_config import Classification, TaskConfig

@@ -15,8 +15,8 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.data.sources.content_split import Fold
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
+from vitrail.data.sources.fold import Fold
 from vitrail.errors import VitrailError
 from vitrail.evaluation.fold_scores import Interval, mean_interval, pooled_scores
 from vitrail.inference.csv_lines import csv_line

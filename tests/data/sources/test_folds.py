@@ -9,8 +9,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.data.images import make_image, write_class_folders
-from vitrail.data.sources.content_split import Fold, SplitFractions, fold_of, split_by_content_hash
+from vitrail.data.sources.content_split import SplitFractions, fold_of, split_by_content_hash
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, with_label_sets, with_numbers
+from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.open import open_dataset

@@ -24,7 +24,8 @@ from numpy import ndarray
 from vitrail.data.decode import band_format, decode_bands, to_pil
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
-from vitrail.data.sources.content_split import Fold, SplitFractions
+from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError

@@ -10,8 +10,9 @@ from numpy import ndarray
 
 from vitrail.data.image_index import index_images
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.content_split import Fold, SplitFractions, fold_of, split_by_content_hash
+from vitrail.data.sources.content_split import SplitFractions, fold_of, split_by_content_hash
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, fingerprint, select_images
+from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.open import SPLIT_NOTES, random_keys, training_notes
 from vitrail.data.sources.strata import strata_of
