@@ -14,11 +14,12 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import vitrail
-from tests.data.images import write_image, write_label_table
+from tests.data.images import write_class_folders, write_image, write_label_table
 from tests.small_models import multi_label_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
+from vitrail.errors import VitrailError
 from vitrail.evaluation.tta import TTAPredictor
 from vitrail.exporters.parity import ParityReport, labelled_scores, require_accuracy
 from vitrail.exporters.quantise import quantise
@@ -244,3 +245,20 @@ def test_an_image_without_any_label_is_predicted_too(capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[1].startswith("one.png  none  (")
     assert run(["predict", "strict", "one.png", "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("one.png,,")
+
+
+def test_data_without_columns_is_evaluated_by_a_model_that_was_trained_on_a_table(capsys: Capture) -> None:
+    model = multi_label_vit()
+    columns = {"labels": "labels", "separator": ";", "several": True}
+    save(model, "trained", metadata={**model.metadata, "recipe": {**model.metadata["recipe"], "columns": columns}})
+    folders = write_class_folders(Path("folders"), {NAMES[0]: 3, NAMES[2]: 4})
+    pairs = [(path, [path.parent.name]) for path in sorted(folders.rglob("*.jpg"))]
+    found = vitrail.evaluate("trained", folders).metrics
+    assert found["map_micro"] == pytest.approx(vitrail.evaluate("trained", pairs).metrics["map_micro"])
+    assert run(["evaluate", "trained", str(folders), "--separator", "|"]) == 2
+    assert "folders has no columns" in capsys.readouterr().err
+
+
+def test_numbers_are_no_labels() -> None:
+    with pytest.raises(VitrailError, match=r"list-\w+ has numbers \(target\) in place of labels; name a dataset with labels"):
+        vitrail.evaluate("tags", [(f"data/{number}.png", number / 4) for number in range(len(SETS))])

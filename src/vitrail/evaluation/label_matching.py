@@ -32,6 +32,8 @@ def select_split(data: DatasetSplits, split: str | None, labelled: bool = True) 
             return name, source
         if len(source) and (indices := np.flatnonzero(source.has_label)).size:
             return name, select_images(source, indices)
+    if names := next((part.target_names for part in data.splits.values() if part.target_names), ()):
+        raise VitrailError(f"{data.name} has numbers ({', '.join(names)}) in place of labels; name a dataset with labels")
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in data.splits.items())
     kind, where = "labelled images" if labelled else "images", f" in {split}" if split else ""
     raise VitrailError(f"{data.name} has no {kind} to evaluate{where}; it has {sizes}")

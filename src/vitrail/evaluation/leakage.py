@@ -11,7 +11,7 @@ from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
 from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
-from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
+from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, has_columns, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
 
@@ -100,7 +100,8 @@ def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Co
     if columns.targets or predictor.task.config.several_labels is None:
         return columns if columns.targets else replace(ANY_COLUMNS, targets=_recorded_columns(predictor).targets)
     trained = _training_columns(predictor, data)
-    trained = trained if trained != ANY_COLUMNS else _recorded_columns(predictor).for_other_data
+    if trained == ANY_COLUMNS and has_columns(data):
+        trained = _recorded_columns(predictor).for_other_data
     several = predictor.task.config.several_labels
     return Columns(columns.labels or trained.labels, columns.separator or trained.separator, several)
 

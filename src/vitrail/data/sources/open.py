@@ -102,6 +102,15 @@ def as_source(source: Any, class_names: Sequence[str] | None = None, progress: P
     return source if isinstance(source, DatasetSplits) else as_dataset(source, class_names, progress)
 
 
+def has_columns(source: Any) -> bool:
+    """Whether a source, or every split of a mapping, is a table, whose columns can be named."""
+    if isinstance(source, Mapping):
+        return all(map(has_columns, source.values()))
+    if not isinstance(source, str):
+        return False
+    return source.startswith("hf:") or Path(source).suffix.lower() in TABLE_SUFFIXES or is_saved_dataset(Path(source))
+
+
 def source_name(source: Any) -> str:
     """Return the name of a source: a path or name itself, a user's object by its type and fingerprint."""
     source = as_source(source)
