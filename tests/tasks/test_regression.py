@@ -27,6 +27,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.probe import probe
 from vitrail.evaluation.regression import bootstrap_targets
 from vitrail.evaluation.ridge_probe import RidgeProbeResult, fit_ridge
+from vitrail.exporters.sample_images import load_sample_images
 from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.variants import variant
 from vitrail.recipes.task_config import Regression
@@ -324,6 +325,14 @@ def test_ridge_is_the_least_loss(size: tuple[int, int]) -> None:
     loss = (x @ weight + intercept - y).square().mean(0).sum() + 0.3 * weight.square().sum()
     for gradient in torch.autograd.grad(loss, (weight, intercept)):
         assert_close(gradient, torch.zeros_like(gradient), atol=1e-12, rtol=0)
+
+
+def test_an_exported_file_is_compared_on_test_images_and_calibrated_on_training_images(
+    trained: TrainedRun, table: Path
+) -> None:
+    roles: tuple[tuple[Any, str], ...] = ((None, "test"), ("evaluate", "test"), ("calibrate", "train"))
+    for role, split in roles:
+        assert load_sample_images(trained.model, str(table), role=role).description == f"{split} of {table}"
 
 
 @pytest.mark.compile

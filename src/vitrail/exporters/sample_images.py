@@ -67,8 +67,10 @@ def load_sample_images(
 
 def _from_dataset(model: Model, name: str, count: int, progress: Progress | None, role: Role | None) -> SampleImages:
     try:
-        splits = open_like_training(name, TorchPredictor(model), progress)
-        split, source = _select_split(splits, role)
+        predictor = TorchPredictor(model)
+        labelled = predictor.task.config.labelled
+        splits = open_like_training(name, predictor, progress, labelled)
+        split, source = _select_split(splits, role, labelled)
         matched = _match_targets(model, splits, source)
     except VitrailError as error:  # a comparison needs no labels
         splits = open_dataset(name, labelled=False, progress=progress)
@@ -91,11 +93,11 @@ def _from_dataset(model: Model, name: str, count: int, progress: Progress | None
     return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets)
 
 
-def _select_split(splits: DatasetSplits, role: Role | None) -> tuple[str, Dataset]:
-    split, source = select_split(splits, None)
-    has_train = split != "all" and splits.train.has_label.any()
+def _select_split(splits: DatasetSplits, role: Role | None, labelled: bool) -> tuple[str, Dataset]:
+    split, source = select_split(splits, None, labelled)
+    has_train = split != "all" and bool(splits.train.has_label.any() if labelled else len(splits.train))
     if role == "calibrate" and has_train:
-        return select_split(splits, "train")
+        return select_split(splits, "train", labelled)
     return (split, source) if has_train else _reserve_calibration(split, source, role)
 
 
