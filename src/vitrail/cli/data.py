@@ -8,7 +8,15 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.help import Command, Group
-from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, check_output_file, parse_size
+from vitrail.cli.options import (
+    JsonOption,
+    LabelsColumnOption,
+    SeparatorOption,
+    TargetOption,
+    check_output_file,
+    column_options,
+    parse_size,
+)
 from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError, printable
@@ -376,7 +384,7 @@ def _print_report(report: "DatasetReport", page: Path | None) -> None:
     if report.image_formats:
         screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in report.image_formats.items()))
     for note in report.notes:
-        screen.print(printable(f"note: {note}"), soft_wrap=True)
+        screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
     for title, groups in (
         ("in two splits (leakage)", report.leaks),
         ("with different labels (label conflict)", report.conflicts),

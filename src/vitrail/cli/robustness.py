@@ -17,6 +17,7 @@ from vitrail.cli.options import (
     SplitOption,
     TargetOption,
     check_output_file,
+    column_options,
     parse_size,
 )
 from vitrail.cli.panels import corruptions_option, data_option, output_option
@@ -181,7 +182,7 @@ def _print_results(
         soft_wrap=True,
     )
     for note in (*first.notes, *notes):
-        screen.print(f"  {printable(note)}", soft_wrap=True)
+        screen.print(f"  {printable(column_options(note))}", soft_wrap=True)
     measure, ratio = first.image_score, "of clean" if first.image_score.lower_is_better else "retained"
     severities = [str(number) for number in range(1, MAX_SEVERITIES + 1)]
     model_column, interval_column, difference_column = (
