@@ -184,7 +184,7 @@ def test_several_labels_per_image_are_read(kind: str, tmp_path: Path) -> None:
         ] == [set(each) for each in sets]
     assert data.test.read(0) == image_bytes(3)
     assert data.columns.several
-    assert "3 labels, 1.2 per image, 1 images without any" in data.notes[0]
+    assert "3 labels, 1.2 per image, 1 image without any" in data.notes[0]
     again = open_dataset(str(tmp_path / "set"), columns=data.columns, split_fractions=SplitFractions(0.0, 0.0))
     assert again.fingerprint == data.fingerprint
 

@@ -122,7 +122,7 @@ def test_every_kind_of_table_reads_the_same_label_sets(kind: str, tmp_path: Path
     assert dataset.label_sets.rows(np.arange(len(SETS))).tolist() == MATRIX
     assert dataset.has_label.all()
     assert source.columns.several
-    assert "3 labels, 1.6 per image, 1 images without any" in source.notes[0]
+    assert "3 labels, 1.6 per image, 1 image without any" in source.notes[0]
     assert read_table(dataset_path(dataset), source.columns).splits[""].class_names == NAMES  # as a later command reads it
 
 
@@ -375,3 +375,14 @@ def test_memory_grows_by_a_few_hundred_bytes_a_row(distinct: int, tmp_path: Path
     growth, images, members = map(int, done.stdout.split())
     assert (images, members) == (count * 9 // 10, 4 * count * 9 // 10)
     assert growth < (500 if distinct == 1 else 320) * count, growth
+
+
+def test_a_separator_that_no_cell_has_is_said(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", [("file", "labels"), ("a.png", "red;blue"), ("b.png", "red")])
+    assert "one in each cell, since none has the separator '#'" in read(table, separator="#").notes[0]
+    assert "separated by ';'" in read(table, separator=";").notes[0]
+
+
+def test_a_column_that_is_almost_of_zeros_and_ones_is_said_with_its_row(tmp_path: Path) -> None:
+    rows = [("file", "red", "blue", "tie", "note"), ("a.png", 1, 1, 0, "x"), ("b.png", 0, 1, 2, "y"), ("c.png", 1, 0, 1, "x")]
+    assert "; tie (which has '2' in line 3), note are not used" in read(write_csv(tmp_path / "t.csv", rows)).notes[0]

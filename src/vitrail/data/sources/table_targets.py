@@ -159,9 +159,12 @@ class TargetColumns:
 
     def _split_cells(self, name: str, column: CodedColumn, texts: list[str], separator: str | None, found: Columns) -> Targets:
         lists = (_split(text, separator) for text in texts)
-        how = f"separated by {separator!r}; separator={NO_SEPARATOR} reads a cell as one label"
-        found = replace(found, separator=separator, several=True)
-        return self._label_sets(name, lists, column, "one in each cell" if separator is None else how, found)
+        how = "one in each cell"
+        if separator is not None:
+            occurs = any(separator in text for text in texts)
+            how = f"separated by {separator!r}" if occurs else f"{how}, since none has the separator {separator!r}"
+            how += f"; separator={NO_SEPARATOR} reads a cell as one label"
+        return self._label_sets(name, lists, column, how, replace(found, separator=separator, several=True))
 
     def _label_lists(self, name: str, column: CodedColumn, found: Columns) -> Targets:
         for code, value in enumerate(column.values):
@@ -218,7 +221,8 @@ class TargetColumns:
         without = int((sizes == 0).sum())
         note = (
             f"{name} {'have' if name.startswith('the columns') else 'has'} several labels per image, {how}: "
-            f"{len(class_names):,} labels, {sizes.mean():.1f} per image, {without:,} images without any"
+            f"{len(class_names):,} labels, {sizes.mean():.1f} per image, "
+            f"{without:,} image{'' if without == 1 else 's'} without any"
         )
         spelling = [] if row_of is None else self._spelling_notes(class_names, row_of)
         return Targets(found, class_names, label_sets=label_sets, notes=(note, *spelling))
@@ -251,13 +255,22 @@ class TargetColumns:
             matrix[:, position] = np.array([indicators[text] for text in texts], np.uint8)[self.columns[name].codes]
         class_names = tuple(names)
         others = [name for name in self.columns if name not in names]
-        ignored = f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not used" if others else ""
+        listed = ", ".join(f"{name}{self._why_no_indicator(name)}" for name in others)
+        ignored = f"; {listed} {'is' if len(others) == 1 else 'are'} not used" if others else ""
         if options.several is not True and (matrix.sum(axis=1) == 1).all():
             note = f"each row has a one in a single column, which is its label: {len(names)} classes{ignored}"
             return Targets(replace(options, several=False), class_names, matrix.argmax(axis=1).astype(np.int64), notes=(note,))
         listed = f"the columns {', '.join(names[:MAX_LISTED])}{' ...' if len(names) > MAX_LISTED else ''}"
         how = f"a column of zeros and ones for each{ignored}"
         return self._several(listed, LabelSets.from_matrix(matrix), class_names, how, replace(options, several=True))
+
+    def _why_no_indicator(self, name: str) -> str:
+        """Return the first value that is neither 0 nor 1 in a column that has both; it may be a typing error."""
+        values = [_cell_text(value).lower() for value in self.columns[name].values]
+        if not {"0", "1"} <= set(values):
+            return ""
+        code = next(code for code, text in enumerate(values) if text not in INDICATORS)
+        return f" (which has {values[code]!r} in {self.row_name(self.columns[name].row_of(code))})"
 
     def _parse_list(self, name: str, column: CodedColumn, code: int, text: str) -> tuple[Any, ...]:
         """Parse a cell such as ["hat", "shoe"], as JSON and Python write lists."""
