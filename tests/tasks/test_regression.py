@@ -28,6 +28,7 @@ from vitrail.evaluation.probe import probe
 from vitrail.evaluation.regression import bootstrap_targets
 from vitrail.evaluation.ridge_probe import RidgeProbeResult, fit_ridge
 from vitrail.exporters.sample_images import load_sample_images
+from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.variants import variant
 from vitrail.recipes.task_config import Regression
@@ -173,6 +174,15 @@ def test_pairs_with_floats_are_numbers(tmp_path: Path) -> None:
         vitrail.evaluate(run.folder, vectors)
     own_loss = train(pairs, tmp_path / "own", 20, loss=lambda values, targets: F.l1_loss(values, targets) / 50)
     assert own_loss.metrics["loss"] == pytest.approx(own_loss.metrics["mae"] / 50)
+
+
+def test_data_with_other_targets_are_refused_in_one_sentence(trained: TrainedRun) -> None:
+    with pytest.raises(VitrailError, match=r"has no target 'price', which the model predicts, nor other numbers$"):
+        load_predictor(trained.folder).task.require_targets(
+            vitrail.open_dataset([(image, ["red"]) for image in IMAGES]).train, "x"
+        )
+    with pytest.raises(VitrailError, match=r"has 1 number per image without names, where 2 are needed: price, edge$"):
+        vitrail.evaluate(trained.folder, list(zip(IMAGES, GREYS.tolist(), strict=True)))
 
 
 def test_panes_know_the_numbers_of_their_figure() -> None:

@@ -97,7 +97,7 @@ class RegressionTask(Task):
         if len(own) == len(names) and unnamed_targets(len(names)) in (own, names):
             return list(range(len(names)))
         missing = next(target for target in names if target not in own)
-        has = f"; it has {', '.join(own)}{did_you_mean(missing, own)}" if own else " or other numbers as targets"
+        has = f"; it has {', '.join(own)}{did_you_mean(missing, own)}" if own else ", nor other numbers"
         raise VitrailError(f"{name} has no target {missing!r}, which the model predicts{has}")
 
     def with_data(self, data: DatasetSplits) -> "RegressionTask":

@@ -243,6 +243,9 @@ def _with_numbers(name: str, dataset: Dataset, targets: tuple[str, ...]) -> Data
     missing = next((target for target, column in zip(targets, columns, strict=True) if column is None), None)
     if missing is not None:
         known = dataset.number_names or dataset.target_names
+        if known and known == unnamed_targets(len(known)):
+            count = f"{len(known)} number{'' if len(known) == 1 else 's'} per image without names"
+            raise VitrailError(f"{name} has {count}, where {len(targets)} are needed: {', '.join(targets)}")
         remedy = f"it has {', '.join(known)}{did_you_mean(missing, known)}" if known else "targets are columns of a .csv file"
         raise VitrailError(f"{name} has no target {missing!r}; {remedy}")
     return with_numbers(dataset, np.stack([np.asarray(column, np.float64) for column in columns], axis=1), targets)
