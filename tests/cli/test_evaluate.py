@@ -137,6 +137,8 @@ def test_a_plain_folder_is_evaluated_as_a_whole_and_that_of_the_training_with_it
         (["nameless", "data"], "3 of the 3 classes of data are unknown to the model: 'ant', 'bee', 'elk'; its file names none"),
         (["twins", "data"], "classes 0 and 1 of the model are both named 'ant', so data cannot be matched with them"),
         (["headless", "data"], "the model has no classifier"),
+        (["one", "t.csv"], "t.csv, line 3: the label is empty; fill it in or remove the row\n"),
+        (["one", "t.csv", "--separator", ";"], "one predicts one label per image, so --separator ; cannot split them"),
         (["one", "data", "--split", "dev"], "--split"),
         (["one", "data", "--tta", "spin"], "--tta"),
         (["one", "data", "--batch-size", "0"], "--batch-size"),
@@ -151,6 +153,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
     odd.class_names = ("ant", "ant", "bee", "cat", "elk")
     save(odd, "twins")
     save(small_vit(classes=0), "headless")
+    Path("t.csv").write_text("file,labels\n0.jpg,ant;bee\n1.jpg,\n")
     capsys.readouterr()
     assert run(["evaluate", *arguments]) == 2
     printed = capsys.readouterr()

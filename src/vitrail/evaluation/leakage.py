@@ -12,6 +12,7 @@ from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
 from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, has_columns, open_dataset, source_name, training_notes
+from vitrail.errors import VitrailError
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
 
@@ -103,6 +104,11 @@ def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Co
     if trained == ANY_COLUMNS and has_columns(data):
         trained = _recorded_columns(predictor).for_other_data
     several = predictor.task.config.several_labels
+    if not several and columns.splits_cells:
+        raise VitrailError(
+            f"{predictor.source} predicts one label per image, so separator={columns.separator} cannot split them; name a "
+            "model that was trained on several labels per image"
+        )
     return Columns(columns.labels or trained.labels, columns.separator or trained.separator, several)
 
 

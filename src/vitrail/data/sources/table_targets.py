@@ -140,10 +140,10 @@ class TargetColumns:
     def _single(self, name: str, column: CodedColumn, texts: list[str], found: Columns) -> Targets:
         if "" in texts:
             row = self.row_name(column.row_of(texts.index("")))
-            raise VitrailError(
-                f"{self.table}, {row}: the label is empty; fill it in, remove the row, or name the separator if images have "
-                "several labels or none: separator=;"
-            )
+            remedy = "fill it in, remove the row, or name the separator if images have several labels or none: separator=;"
+            if found.several is False and found.separator is None:  # where one label per image is needed
+                remedy = "fill it in or remove the row"
+            raise VitrailError(f"{self.table}, {row}: the label is empty; {remedy}")
         class_names = natural_sorted(set(texts))
         number = {text: label for label, text in enumerate(class_names)}
         labels = np.array([number[text] for text in texts], np.int64)[column.codes]
