@@ -66,7 +66,7 @@ class DatasetReport:
 
     @cached_property
     def targets(self) -> TargetSummary:
-        """Labels that occur together, are missing or of similar spelling, and the range of numbers."""
+        """Labels that occur together, are missing or have similar names, and the range of numbers."""
         return summarise_targets(self.data.splits)
 
     @property

@@ -1,4 +1,4 @@
-"""Summary of the targets for ``vitrail data check``: labels together, missing or of similar spelling, and the range of numbers.
+"""Summary of a dataset's targets: labels that occur together, are missing or have similar names, and the range of numbers.
 
 n images, k classes, m numbers.
 """
