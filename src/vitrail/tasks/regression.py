@@ -67,7 +67,7 @@ class RegressionTask(Task):
     @property
     def image_score(self) -> ImageScore:  # type: ignore[override]
         """The absolute error of an image."""
-        title = "mean absolute error" + (" in standard deviations" if len(self.config.targets) > 1 else "")
+        title = "absolute error" + (" in standard deviations" if len(self.config.targets) > 1 else "")
         return ImageScore(self.primary_metric, title, lower_is_better=True, is_fraction=False)
 
     @property
