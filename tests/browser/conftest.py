@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.browser.sample_models import MODEL_CHANGES, save_large_model, save_model, train_small_run
+from tests.browser.sample_models import MODEL_CHANGES, save_large_model, save_model, train_small_label_run, train_small_run
 from tests.browser.studio_page import TIMEOUT_MS, VIEWPORTS, RunningStudio, WatchedPage, find_chromium, run_studio
 
 
@@ -25,6 +25,11 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def label_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small_label_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")

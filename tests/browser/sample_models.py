@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import vitrail
+from tests.data.images import write_label_table
 from tests.small_models import small_vit
 from vitrail.config import override
 from vitrail.data.preprocess import Preprocess
@@ -50,6 +53,30 @@ def train_small_run(folder: Path) -> Path:
     recipe = override(demo(context), [*model, *steps])
     fit(recipe, folder / "small", hardware=Hardware("cpu", 1, 0))
     return folder / "small"
+
+
+def train_small_label_run(folder: Path) -> Path:
+    """Train a run for four steps on 40 images with up to three labels each."""
+    random, names = np.random.default_rng(0), np.array(["cup", "lamp", "tree"])
+    sets = [";".join(names[random.random(3) < 0.5]) for _ in range(40)]
+    table = write_label_table(folder / "data", sets)
+    lines = table.read_text().splitlines()
+    splits = ["train"] * 15 + ["validation"] * 10 + ["test"] * 15
+    table.write_text(
+        "\n".join([lines[0], *(line.replace(",test", f",{split}") for line, split in zip(lines[1:], splits, strict=True))])
+    )
+    settings = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "schedule.warmup_steps": 0}
+    run = vitrail.train(
+        table,
+        out=folder / "labels",
+        model="mu/8",
+        image_size=(16, 24),
+        augment="none",
+        batch_size=8,
+        workers=0,
+        settings=settings,
+    )
+    return run.folder
 
 
 def save_model(folder: Path, **changes: object) -> Path:

@@ -310,6 +310,30 @@ def test_the_run_has_its_curves_confusion_matrix_and_highest_losses(page: Page, 
     page.wait_for_url(f"**image={worst[0]['id']}**")
 
 
+@pytest.mark.thorough
+def test_a_run_with_several_labels_has_a_table_of_them_and_thresholds(page: Page, label_run: Path) -> None:
+    result = json.loads((label_run / "result.json").read_text())
+    with run_studio([label_run]) as studio:
+        open_page(page, studio.link(part="run", image=IMAGE_ID))
+        rows = find_figure(page, "classes").locator("tbody tr")
+        expect(rows).to_have_count(3)
+        ordered = sorted(result["classes"], key=lambda one: one["ap"])
+        assert [rows.nth(index).locator("th").inner_text() for index in range(3)] == [one["name"] for one in ordered]
+        assert rows.first.locator("td").first.inner_text() == f"{100 * ordered[0]['ap']:.1f} %"
+        expect(find_figure(page, "confusion")).to_be_hidden()
+        worst = download_numbers(page, "highest-loss")
+        assert [one["loss"] for one in worst] == sorted((one["loss"] for one in worst), reverse=True)
+        find_figure(page, "highest-loss").get_by_role("button").filter(has=page.locator("img")).first.click()
+        page.wait_for_url(f"**image={worst[0]['id']}**")
+        wait_until_idle(page)
+        bars = page.locator("#side .predictions li")
+        expect(bars).to_have_count(3)
+        expect(page.locator("#side .predictions li.reached")).to_have_count(len(worst[0]["labels"]))
+        assert bars.locator(".threshold").count() == 3
+        bars.nth(1).locator("button").click()  # each label can be explained
+        page.wait_for_url("**class=**")
+
+
 @pytest.fixture
 def unfinished_run(tmp_path: Path, run: Path) -> Path:
     """A run with half of its log."""

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 import vitrail
 from tests.browser.studio_page import ROOT, VIEWPORTS
-from tests.small_models import small_vit
+from tests.small_models import multi_label_vit, small_vit
 from tests.tasks.test_own_task import Brightness
 from vitrail.data.preprocess import Preprocess
 from vitrail.weights.save import save
@@ -54,9 +54,10 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "cat.png"
 
 
-def submit(page: Page, url: str, image: Path) -> list[list[str]]:
-    """Predict an image with its saliency map, and return the cells of the table."""
+def submit(page: Page, url: str, image: Path, label: str = "") -> list[list[str]]:
+    """Predict an image with the saliency map of a class, and return the cells of the table."""
     page.goto(url)
+    page.fill("input[name=label]", label)
     page.set_input_files("input[type=file]", image)
     page.check("input[name=explain]")
     page.click("button")
@@ -82,3 +83,17 @@ def test_a_classifier_shows_its_labels(page: Page, tmp_path: Path, image: Path) 
     with run_server(model) as url:
         assert submit(page, url, image) == [["0", "100.00 %"]]
         assert "one: 1 class, served with torch." in page.inner_text("body")
+
+
+def test_several_labels_are_shown_with_those_below_their_threshold(page: Page, tmp_path: Path, image: Path) -> None:
+    model = multi_label_vit()
+    save(model, tmp_path / "tags", metadata=model.metadata)
+    (expected,) = vitrail.predict(model, [str(image)])
+    others = [entry for entry in expected.top if entry.label not in expected.labels]
+    assert expected.labels
+    assert others
+    with run_server(tmp_path / "tags") as url:
+        shown = submit(page, url, image, label=others[0].label)
+        assert [name for name, _ in shown] == [*expected.labels, *(f"{entry.label} (below its threshold)" for entry in others)]
+        assert shown[0][1] == f"{100 * expected.probabilities[0]:.2f} %"
+        assert "tags: any of 5 labels per image, served with torch." in page.inner_text("body")

@@ -85,6 +85,7 @@ def prepare_folder(folder: Path) -> None:
             pixels = np.asarray(source.read(int(index)))
             Image.fromarray(pixels[..., 0]).convert("RGB").resize((64, 64)).save(folder / "photos" / name / f"{number:03}.jpg")
     _write_tags(folder)
+    _write_prices(folder)
     for name in ("mine", "other"):
         words = ["train", str(folder / "photos"), "--out", str(folder / "runs" / name), "--set", f"seed={len(name)}"]
         assert run(shorten(words)) == 0
@@ -107,6 +108,15 @@ def _write_tags(folder: Path) -> None:
         )
         rows.append(f"{path.relative_to(folder)},{labels},{('validation', 'test', 'train', 'train')[number % 4]}")
     (folder / "tags.csv").write_text("\n".join(rows))
+
+
+def _write_prices(folder: Path) -> None:
+    """Write a table with two numbers per photo."""
+    rows = ["file,price,weight,split"]
+    for number, path in enumerate(sorted((folder / "photos").rglob("*.jpg"))):
+        split = ("validation", "test", "train", "train")[number % 4]
+        rows.append(f"{path.relative_to(folder)},{20 + number % 7 + number / 10:.2f},{number % 5 / 4},{split}")
+    (folder / "prices.csv").write_text("\n".join(rows))
 
 
 def save_stand_in(file: Path, origin: Literal["timm", "official", "huggingface"], gelu: str) -> None:

@@ -205,7 +205,7 @@ def test_running_out_of_memory_is_not_the_images_fault(tmp_path: Path, monkeypat
         raise MemoryError
 
     root = write_class_folders(tmp_path, {"a": 4, "b": 4})
-    monkeypatch.setattr(image_index, "decode", greedy)
+    monkeypatch.setattr(image_index, "decode_bands", greedy)
     assert len(check_dataset(open_dataset(root)).bad) == 8
     monkeypatch.undo()
     assert check_dataset(open_dataset(root)).ok  # and it was not cached

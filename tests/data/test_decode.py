@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitrail.data import decode as decoding
-from vitrail.data.decode import BadImage, decode
+from vitrail.data.bad_image import BadImage
+from vitrail.data.decode import decode
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)  # 6 high, 9 wide
 

@@ -274,7 +274,7 @@ def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
         ({"workers": -1}, "workers must not be below 0"),
         ({"model": small_vit()}, "has no preprocessing config; set model.preprocess"),
         ({"model": make_model(classes=0)}, "has no classifier"),
-        ({"model": make_model(channels=4)}, "takes images of 4 channels; those read from files have 1 or 3"),
+        ({"model": make_model(channels=4)}, "takes 4 bands, and its preprocessing is for 8-bit images, which have 1 or 3"),
         ({"model": "nowhere"}, "nowhere does not exist"),
     ],
 )

@@ -62,7 +62,7 @@ def test_images_are_spread_from_the_first_to_the_last() -> None:
     snapshot = take_snapshot(make_vit(position="none"), open_dataset(DATA), count=len(source))
     view = EvalTransform(Preprocess((12, 15)))
     ends = view(source, np.zeros(2, np.int64), np.array([0, len(source) - 1])).images
-    expected = [np.asarray(image) for image in denormalise(ends, (0.5,) * 3, (0.5,) * 3)]
+    expected = [np.asarray(image) for image in denormalise(ends, view.preprocess)]
     assert np.array_equal(snapshot.images[[0, -1]], expected)
 
 

@@ -36,7 +36,7 @@ def test_a_preprocessed_image_is_denormalised_exactly(how: Preprocess) -> None:
     values = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     how = Preprocess(how.image_size, mean=how.mean, std=how.std)
     image = Image.fromarray(values)
-    (back,) = denormalise(preprocess_image(image, how)[None], how.mean, how.std)
+    (back,) = denormalise(preprocess_image(image, how)[None], how)
     assert np.array_equal(np.asarray(back), np.asarray(image if len(how.mean) == 3 else image.convert("L")))
     assert torch.equal(preprocess_image(back, how), preprocess_image(image, how))
 

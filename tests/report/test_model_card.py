@@ -62,6 +62,32 @@ def test_the_header_is_what_the_hub_reads() -> None:
     ]
 
 
+def test_several_labels_have_their_metrics_and_thresholds() -> None:
+    metrics = {"step": 5, "test": {"loss": 3.5, "map": 0.625, "map_micro": 0.75, "f1_micro": 0.5, "coverage": 3.25}}
+    names = tuple(f"tag {number}" for number in range(7))
+    state = {"thresholds": [0.1 * (number + 1) for number in range(7)]}
+    whole = build_metadata(
+        names, recipe={**RECIPE, "task": {"kind": "multi-label", "loss": "sigmoid"}}, metrics=metrics, task_state=state
+    )
+    measured = [{"name": name, "ap": 0.5, "support": 3 * number} for number, name in enumerate(names)]
+    text = model_card(whole, "me/tags", class_metrics=measured)
+    actual = header(text)
+    assert actual["pipeline_tag"] == "image-classification"
+    assert "multi-label-classification" in actual["tags"]
+    assert actual["metrics"] == ["mean_average_precision", "f1"]
+    (result,) = actual["model-index"][0]["results"]
+    assert [(metric["type"], metric["value"]) for metric in result["metrics"]] == [
+        ("mean_average_precision", 0.625),
+        ("f1", 0.5),
+    ]
+    assert "It predicts which of 7 labels an image has: several, one or none." in text
+    assert "| test | mean average precision (macro) | 62.50% |" in text
+    assert "| test | coverage, in labels | 3.2500 |" in text
+    assert "| `tag 0` | 0.100 | | |" in text  # no image has it, so nothing was measured
+    assert "| `tag 2` | 0.300 | 50.0% | 6 |" in text
+    assert "| `tag 2` | 0.300 |\n" in model_card(whole, "me/tags")
+
+
 def test_a_name_cannot_break_the_header_or_the_page() -> None:
     evil = 'x"\n---\nlicense: mit\n# <b> `|` \x1b[31m: \u2028'
     whole = build_metadata(

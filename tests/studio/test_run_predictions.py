@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.browser.sample_models import train_small_label_run
 from tests.training.small_run import recipe, write_noise_images
 from vitrail.augment.policy import get_policy
 from vitrail.data.decode import to_pil
@@ -89,6 +90,39 @@ def test_the_highest_losses_come_first(run: Run, predictions: RunPredictions) ->
         row = indices.index(int(entry["id"].rpartition("-")[2]))
         assert entry["loss"] == pytest.approx(losses[row].item())
         assert entry["label"] == f"class {labels[row]}"
+
+
+def test_a_run_with_several_labels_has_their_metrics_and_differences(tmp_path: Path) -> None:
+    run = Run(train_small_label_run(tmp_path))
+    predictions = RunPredictions(run, ImageLibrary(["panes:train_size=10,size=16", run.recipe()]), 1)
+    result = run.result()
+    assert result is not None
+    assert predictions.class_metrics() == {"split": "test", "total": 15, "classes": result["classes"]}
+    with np.load(run.folder / "predictions.npz") as file:
+        logits, targets = torch.from_numpy(file["logits"]).double(), torch.from_numpy(file["targets"]).double()
+        rows = {int(index): row for row, index in enumerate(file["indices"])}
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
+    images = predictions.highest_loss()["images"]
+    assert [entry["loss"] for entry in images] == pytest.approx(losses.sort(descending=True)[0].tolist())
+    names, thresholds = ("cup", "lamp", "tree"), torch.tensor([row["threshold"] for row in result["classes"]])
+    for entry in images:
+        row = rows[int(entry["id"].rpartition("-")[2])]
+        actual = {name for name, value in zip(names, targets[row], strict=True) if value}
+        predicted = {name for name, value in zip(names, logits[row].sigmoid() >= thresholds, strict=True) if value}
+        assert (set(entry["labels"]), set(entry["missed"]), set(entry["wrong"])) == (
+            predicted,
+            actual - predicted,
+            predicted - actual,
+        )
+        assert entry["label"] == (", ".join(sorted(actual)) or None)
+    for ask in (predictions.confusion, lambda: predictions.confused_images(0, 0)):
+        with pytest.raises(VitrailError, match="predicts several labels per image, so it has no confusion matrix"):
+            ask()
+
+
+def test_a_run_with_one_label_per_image_has_no_metrics_by_label(predictions: RunPredictions) -> None:
+    with pytest.raises(VitrailError, match="has no metrics by class"):
+        predictions.class_metrics()
 
 
 def test_an_invalid_class_index_is_refused(predictions: RunPredictions) -> None:

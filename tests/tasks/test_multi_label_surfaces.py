@@ -191,6 +191,18 @@ def test_several_classes_of_an_image_are_explained(capsys: Capture) -> None:
     assert "predicted labels" in capsys.readouterr().out
 
 
+def test_faithfulness_is_measured_on_the_sigmoid_of_the_chosen_class(capsys: Capture) -> None:
+    command = ["explain", "tags", "--faithfulness", "data/labels.csv", "--method", "relevance", "--class", "dog"]
+    assert run([*command, "--json"]) == 0
+    model, rows = multi_label_vit(), json.loads(capsys.readouterr().out)["faithfulness"]
+    full = np.mean([probabilities(model, number)[NAMES.index("dog")] for number in range(len(SETS))])
+    assert [row["method"] for row in rows] == ["random", "edges", "relevance"]
+    for row in rows:  # before the first patch is removed
+        assert row["deletion_curve"][0] == pytest.approx(full, rel=1e-4)
+    assert run([*command, "--class", "ant"]) == 2
+    assert "--faithfulness measures the maps of one class, got 2" in capsys.readouterr().err
+
+
 def test_converted_files_keep_what_their_format_can(capsys: Capture) -> None:
     square = multi_label_vit(image=(12, 12), patch=(6, 6), gelu="exact")
 

@@ -48,7 +48,9 @@ def translation(right: int = 0, down: int = 0) -> Affine:
     return Affine(1.0, 0.0, float(-right), 0.0, 1.0, float(-down))
 
 
-def warp_image(image: Image.Image, affine: Affine, fill: int = GREY, resample: Resampling = Resampling.NEAREST) -> Image.Image:
+def warp_image(
+    image: Image.Image, affine: Affine, fill: int | float = GREY, resample: Resampling = Resampling.NEAREST
+) -> Image.Image:
     """Warp an image, keeping its size; pixels from outside get the value ``fill`` in every channel."""
     bands = len(image.getbands())
     fill_colour = fill if bands == 1 else (fill,) * bands

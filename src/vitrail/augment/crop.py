@@ -4,12 +4,13 @@ A crop is top, left, height, width in pixels of the image. n images h high and w
 k boxes, each left, top, right, bottom.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int, Num, UInt8
+from jaxtyping import Float, Int, Num
 from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional as F
@@ -86,11 +87,12 @@ def draw_padded_crop(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: i
 
 
 def padded_crop(
-    images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int
-) -> UInt8[ndarray, "n h w c"]:
-    """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated."""
+    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int, fill: Sequence[float] = (0.0,)
+) -> Num[ndarray, "n h w c"]:
+    """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated. ``fill``: the padding's
+    value, or one per channel."""
     count, high, wide, channels = images.shape
-    padded = np.zeros((count, high + 2 * pad, wide + 2 * pad, channels), np.uint8)
+    padded = np.full((count, high + 2 * pad, wide + 2 * pad, channels), fill, images.dtype)
     padded[:, pad : pad + high, pad : pad + wide] = images
     cropped = np.empty_like(images)
     for row, (top, left, _, _), flipped in zip(range(count), (crops + pad).tolist(), flips.tolist(), strict=True):
@@ -100,11 +102,13 @@ def padded_crop(
 
 
 def crop_resize(
-    pixels: UInt8[ndarray, "h w c"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool, interpolation: str
-) -> UInt8[Tensor, "c H W"]:
-    """Crop, resize with antialiasing and flip one image. torch's uint8 kernel is a vectorised form of Pillow's."""
+    pixels: Num[ndarray, "h w c"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool, interpolation: str
+) -> Num[Tensor, "c H W"]:
+    """Crop, resize with antialiasing and flip one image, 8-bit or bands. torch's kernels are vectorised forms of Pillow's."""
     top, left, high, wide = crop
     part = pixels[top : top + high, left : left + wide]
+    if part.dtype != np.uint8:
+        part = part.astype(np.float32)
     part = part if part.flags.writeable else part.copy()  # torch requires writeable memory, Pillow's is read-only
     planes = rearrange(torch.from_numpy(part), "h w c -> 1 c h w")
     if (high, wide) != size:
@@ -113,27 +117,28 @@ def crop_resize(
 
 
 def letterbox(
-    pixels: UInt8[ndarray, "h w c"],
+    pixels: Num[ndarray, "h w c"],
     box: tuple[int, int, int, int],
     size: tuple[int, int],
     flip: bool,
     interpolation: str,
-    colour: tuple[int, ...],
-) -> UInt8[Tensor, "c H W"]:
+    colour: tuple[int | float, ...],
+) -> Num[Tensor, "c H W"]:
     """Resize one image with antialiasing into a box of a canvas of this size and colour, and flip it there."""
     top, left, high, wide = box
-    canvas = torch.tensor(colour, dtype=torch.uint8)[:, None, None].repeat(1, *size)
+    dtype = torch.uint8 if pixels.dtype == np.uint8 else torch.float32
+    canvas = torch.tensor(colour, dtype=dtype)[:, None, None].repeat(1, *size)
     whole = 0, 0, *pixels.shape[:2]
     canvas[:, top : top + high, left : left + wide] = crop_resize(pixels, whole, (high, wide), flip, interpolation)
     return canvas
 
 
 def crop_resize_batch(
-    images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, size: tuple[int, int], interpolation: str
+    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, size: tuple[int, int], interpolation: str
 ) -> Float[Tensor, "n c H W"]:
     """Crop, resize and flip many small images at once: the filter as one matrix for rows and one for columns.
 
-    The values are from 0 to 255, not rounded to integers.
+    The values are those of the images, for 8 bits from 0 to 255, not rounded to integers.
     """
     rows = _resize_matrices(size[0], images.shape[1], interpolation)[_interval_index(crops[:, 0], crops[:, 2], images.shape[1])]
     columns = _resize_matrices(size[1], images.shape[2], interpolation)[
@@ -141,7 +146,8 @@ def crop_resize_batch(
     ]
     columns[flips] = columns[flips].flip(1)
     planes = rearrange(torch.from_numpy(images), "n h w c -> n c h w").float()
-    return (rows[:, None] @ planes @ columns[:, None].mT).clamp_(0, 255)
+    resized = rows[:, None] @ planes @ columns[:, None].mT
+    return resized.clamp_(0, 255) if images.dtype == np.uint8 else resized
 
 
 def _interval_index(start: ndarray, length: ndarray, side: int) -> ndarray:

@@ -90,7 +90,7 @@ def apply_operation(
     name: str,
     strength: float,
     centre: Float[ndarray, "2"],
-    fill: int = GREY,
+    fill: int | float = GREY,
     resample: Resampling = Resampling.NEAREST,
 ) -> Image.Image:
     affine = affine_of(name, strength, *image.size)
@@ -121,7 +121,7 @@ def affine_of(name: str, strength: float, width: int, height: int) -> Affine | N
     return None
 
 
-def cutout(image: Image.Image, reach: float, centre: Float[ndarray, "2"], fill: int = GREY) -> Image.Image:
+def cutout(image: Image.Image, reach: float, centre: Float[ndarray, "2"], fill: int | float = GREY) -> Image.Image:
     """Fill a square that reaches ``reach`` pixels from the centre, clipped to the image (DeVries and Taylor 2017)."""
     width, height = image.size
     side = int(reach * min(width, height) / NOMINAL_SIDE)

@@ -93,6 +93,14 @@ def show(
     split: Annotated[
         str, data_option(help="Split to draw from: train, validation or test (the last two unaugmented).")
     ] = "train",
+    bands: Annotated[
+        str | None,
+        output_option(
+            metavar="NUMBERS",
+            help="One or three bands to draw, numbered from 1 as by GDAL, such as 3,2,1 for red, green and blue; scaled "
+            "between percentiles. Default: the colours, or the first three bands.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         augmentation_option("--set", metavar="FIELD=VALUE", help="Override a field of the augmentation policy; repeatable."),
@@ -125,7 +133,7 @@ def show(
             open_dataset(source, columns=columns, progress=on_progress), on_progress
         )  # the images that training will read
         size = parse_size(image, "--image-size") if image else None
-        batch_sheet = draw_batch(report.data, split, augmentation, size, batch, step, seed, fit)
+        batch_sheet = draw_batch(report.data, split, augmentation, size, batch, step, seed, fit, _parse_bands(bands))
     fits = measure_fits(report.image_sizes[split], batch_sheet.preprocess)
     atomic_write(out, encode_image(batch_sheet.sheet, out.suffix))
     if json:
@@ -243,6 +251,15 @@ def shard(
     skipped = f"; {len(report.skipped):,} skipped" if report.skipped else ""
     resumed = f"; {report.resumed_shards:,} kept from an interrupted attempt" if report.resumed_shards else ""
     typer.echo(f"wrote {parts} shards{skipped}{resumed}: {out} ({format_bytes(report.bytes)})")
+
+
+def _parse_bands(text: str | None) -> tuple[int, ...]:
+    """Parse the numbers of bands to draw; whether the images have them is known only later."""
+    if text is None:
+        return ()
+    if not re.fullmatch(r"\d{1,5}(,\d{1,5}){0,2}", text.replace(" ", ""), re.ASCII):
+        raise VitrailError(f"--bands must be one or three numbers such as 3,2,1, counted from 1, got {text[:40]!r}; try 3,2,1")
+    return tuple(map(int, text.split(",")))
 
 
 def _parse_bytes(text: str, option: str) -> int:

@@ -182,7 +182,7 @@ def _feature_width(predictor: "Predictor") -> int:
     import numpy as np
 
     preprocess = predictor.preprocess
-    return predictor.features(np.zeros((1, *preprocess.image_size, len(preprocess.mean)), np.uint8)).shape[1]
+    return predictor.features(np.zeros((1, *preprocess.image_size, preprocess.channels), preprocess.pixel_type)).shape[1]
 
 
 def check_splits(split: list[str] | None) -> None:

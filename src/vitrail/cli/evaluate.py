@@ -103,14 +103,13 @@ def evaluate(
 
 def _check_model(run: str, predictor: "Predictor", source: "DatasetSplits", split: str | None) -> None:
     """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
-    from vitrail.evaluation.label_matching import match_classes, select_split
+    from vitrail.evaluation.label_matching import match_targets, select_split
     from vitrail.inference.predictor import require_outputs
 
     try:
         task = require_outputs(predictor).task
         _, images = select_split(source, split, task.config.labelled)
-        if task.has_classes:
-            match_classes(images, predictor, source.name)
+        match_targets(images, predictor, source.name)
     except VitrailError as error:
         raise VitrailError(f"{run}: {error}" if run else str(error)) from None
 
@@ -177,7 +176,12 @@ def format_value(value: float, is_fraction: bool, signed: bool = False) -> str:
 
 
 def _print_rows(result: "ResampledEvaluation") -> None:
-    """Print the classes of lowest average precision."""
+    """Print the targets, or the classes of lowest average precision."""
+    if len(targets := result.details.get("targets", ())) > 1:
+        table = make_table("target", "#MAE", "#RMSE", "#R²")
+        for row in targets:
+            add_row(table, printable(row["name"]), *(f"{row[name]:.4g}" for name in ("mae", "rmse", "r2")))
+        make_console().print(table)
     rows = [row for row in result.details.get("classes", ()) if row["support"]]
     lowest = sorted(rows, key=lambda row: row["ap"])[:MAX_PRINTED_ROWS]
     table = make_table(

@@ -105,6 +105,8 @@ def explain(
     vit = as_vit(model)
     task = model_task(model)
     numbers = None if not target else list(dict.fromkeys(output_index(name, task) for name in target))
+    if faithfulness is not None and numbers is not None and len(numbers) > 1:
+        raise VitrailError(f"--faithfulness measures the maps of one class, got {len(numbers)}; name one --class, or none")
     views = AttentionSelection(
         _parse_indices("--layers", layers, len(vit.blocks)),
         _parse_indices("--heads", heads, vit.config.heads),
@@ -120,7 +122,9 @@ def explain(
         batches = (image[None].to(next(model.parameters()).device) for image in images)
         head_stats = head_statistics(model, batches) if explanations else None
         faithfulness_scores = (
-            [] if faithfulness is None else _measure_faithfulness(model, faithfulness, methods, limit, workers, on_progress)
+            []
+            if faithfulness is None
+            else _measure_faithfulness(model, faithfulness, methods, limit, workers, on_progress, numbers)
         )
     written = write_explanation_page(out, model, explanations, head_stats, faithfulness_scores)
     if json:
@@ -183,13 +187,20 @@ def _output_names(model: "Model") -> tuple[str, ...]:
 
 
 def _measure_faithfulness(
-    model: "Model", data: str, methods: "list[str] | None", limit: int, workers: int | None, on_progress: Any
+    model: "Model",
+    data: str,
+    methods: "list[str] | None",
+    limit: int,
+    workers: int | None,
+    on_progress: Any,
+    targets: list[int] | None,
 ) -> "list[MethodScore]":
     from vitrail.evaluation.explanation_benchmark import benchmark_explanations
 
     splits = open_splits(data, None, on_progress)
     source = next(splits[name] for name in ("all", "test", "validation", "train") if name in splits)  # labels are not needed
-    return benchmark_explanations(model, source, methods, limit, workers=workers, progress=on_progress)
+    target = None if targets is None else targets[0]
+    return benchmark_explanations(model, source, methods, limit, workers=workers, progress=on_progress, target=target)
 
 
 def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:

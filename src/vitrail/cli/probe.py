@@ -105,7 +105,12 @@ def _restrict_protocols(entries: "tuple[SuiteEntry, ...]", protocols_wanted: tup
 
 
 def _print_result(model: str, result: "ProbeResult") -> None:
+    from vitrail.evaluation.linear_probe import LabelProbeResult, LinearProbeResult
+
     screen = make_console()
+    if result.metric == "r2":
+        _print_ridge(model, result)
+        return
     sheet = make_table(
         "protocol",
         "setting",
@@ -117,15 +122,32 @@ def _print_result(model: str, result: "ProbeResult") -> None:
         add_row(sheet, "few-shot", f"{shots.shots} shots per class", f"{shots.accuracy:.2%}", f"± {shots.std:.2%}")
     for neighbours, accuracy in (result.knn or {}).items():
         add_row(sheet, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
-    if result.linear is not None:
+    if isinstance(result.linear, LinearProbeResult | LabelProbeResult):
         score = getattr(result.linear, result.metric)
         add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{score:.2%}", "")
     screen.print(sheet)
-    counts = ", ".join(f"{count:,} {split}" for split, count in result.num_images.items())
-    screen.print(
-        f"{result.classes} classes; {counts}"
-        + (f"; {result.unreadable_images:,} unreadable" if result.unreadable_images else "")
+    _print_counts(result, f"{result.classes} classes")
+
+
+def _print_ridge(model: str, result: "ProbeResult") -> None:
+    from vitrail.evaluation.ridge_probe import RidgeProbeResult
+
+    assert isinstance(result.linear, RidgeProbeResult)
+    sheet = make_table(
+        "target", "setting", "#MAE", "#RMSE", "#R²", title=printable(f"{model} on {result.dataset}: {result.eval_split}, ridge")
     )
+    for row in result.linear.targets:
+        setting = f"penalty {row.penalty:.2g}"
+        add_row(sheet, printable(row.name), setting, f"{row.mae:.4g}", f"{row.rmse:.4g}", f"{row.r2:.4f}")
+    make_console().print(sheet)
+    _print_counts(result, f"{len(result.linear.targets)} target{'s' * (len(result.linear.targets) > 1)}")
+
+
+def _print_counts(result: "ProbeResult", kinds: str) -> None:
+    screen = make_console()
+    counts = ", ".join(f"{count:,} {split}" for split, count in result.num_images.items())
+    unreadable = f"; {result.unreadable_images:,} unreadable" if result.unreadable_images else ""
+    screen.print(f"{kinds}; {counts}{unreadable}")
     for note in result.notes:
         screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
 
@@ -168,4 +190,6 @@ def _print_suite(model: str, suite: Path, entries: "tuple[SuiteEntry, ...]", res
 
 
 def _format_cells(row: dict[str, float], columns: list[str]) -> list[Any]:
-    return [f"{row[column]:.2%}" if column in row else "" for column in columns]
+    from vitrail.evaluation.probe import RIDGE_COLUMN
+
+    return ["" if name not in row else f"{row[name]:.4f}" if name == RIDGE_COLUMN else f"{row[name]:.2%}" for name in columns]

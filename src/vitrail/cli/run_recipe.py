@@ -240,8 +240,8 @@ def typed_options(message: str) -> str:
 def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
     from vitrail.tasks.registry import build_task
 
-    fractions = build_task(recipe.task, recipe.model, recipe.preprocess).fractions
-    split = result["reported_on"]
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
+    fractions, split = task.fractions, result["reported_on"]
     sheet = make_table("metric", "#value")
     for name, value in result[split].items():
         if name == "top5" and recipe.model.classes <= 5:  # always correct
@@ -249,6 +249,8 @@ def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
         add_row(sheet, f"{split} {name}", format_score(value, name in fractions))
         if name == "top1" and "majority_class" in result:
             add_row(sheet, "always predicting the largest class", format_score(result["majority_class"], True))
+        if name == task.primary_metric and "mean_prediction" in result:
+            add_row(sheet, "always predicting the mean", format_score(result["mean_prediction"], False))
     selected_on = result.get("selected_on", "validation")  # missing in older runs
     for name, value in result["best"].items():
         if name != "step":

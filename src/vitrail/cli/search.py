@@ -82,10 +82,10 @@ def _check_contact_sheet(path: Path, source: str, query: Path, top: int) -> None
 
 
 def _draw_contact_sheet(path: Path, query: Path, splits: "dict[str, Dataset]", hits: "list[SearchHit]") -> None:
-    from vitrail.data.decode import decode, to_pil
+    from vitrail.data.band_view import to_view
     from vitrail.io import atomic_write
     from vitrail.report.contact_sheet import contact_sheet, encode_image
 
-    images = [to_pil(splits[hit.split].read(hit.index)) for hit in hits]
+    images = [to_view(splits[hit.split].read(hit.index)) for hit in hits]
     captions = [f"{hit.similarity:.3f} {hit.label or ''}".strip() for hit in hits]
-    atomic_write(path, encode_image(contact_sheet([decode(query), *images], ["query", *captions]), path.suffix))
+    atomic_write(path, encode_image(contact_sheet([to_view(query.read_bytes()), *images], ["query", *captions]), path.suffix))

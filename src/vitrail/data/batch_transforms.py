@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Num, UInt8
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
@@ -30,19 +30,22 @@ from vitrail.augment.crop import (
 )
 from vitrail.augment.policy import Policy
 from vitrail.augment.randaugment import (
+    COLOUR_OPERATIONS,
     JITTER_SLOTS,
     OPERATION_SLOTS,
+    RandAugmentOps,
     apply_operation,
     colour_jitter,
     draw_colour_jitter,
     draw_randaugment,
 )
 from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
+from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import ImageSize, decode_array, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.image_like import describe_value
-from vitrail.data.transforms import normalise, resize_and_crop
+from vitrail.data.transforms import decode_model_bands, normalise, to_pixels
 from vitrail.errors import VitrailError
 
 ImageTransform = Callable[..., Any]  # from a PIL image, and a numpy generator if it takes a second argument, to an image
@@ -76,7 +79,7 @@ class BatchTransform(Protocol):
 
 @dataclass(frozen=True)
 class PixelTransform:
-    """Preprocessing for evaluation without normalisation: the uint8 images that a predictor takes."""
+    """Preprocessing for evaluation without normalisation: the images that a predictor takes, uint8, or float32 for bands."""
 
     preprocess: Preprocess
 
@@ -84,15 +87,15 @@ class PixelTransform:
         preprocess = self.preprocess
         is_exact = preprocess.resize_to == preprocess.image_size  # no resize, no crop
         if is_exact and dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)):
-            images = rearrange(torch.from_numpy(dataset.stack(indices)), "n h w c -> n c h w")
+            images = rearrange(torch.from_numpy(_as_pixels(dataset.stack(indices), preprocess)), "n h w c -> n c h w")
             return TransformedBatch(images, np.ones(len(indices), bool), {})
         return _transform_images(
             dataset,
             indices,
             preprocess,
-            lambda _, content: _to_chw(resize_and_crop(to_pil(content), preprocess)),
+            lambda _, content: _to_chw(to_pixels(content, preprocess)),
             normalised=True,
-            dtype=torch.uint8,
+            dtype=getattr(torch, preprocess.pixel_type),
         )
 
 
@@ -146,7 +149,7 @@ class TrainTransform:
             return None
         if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.resize_to != shape[:2]):
             return None
-        stack = dataset.stack(indices)
+        stack = _as_pixels(dataset.stack(indices), preprocess)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET), self._flips(epochs, indices)
         if policy.crop == "random-resized":
             sizes = np.broadcast_to(np.array(stack.shape[1:3]), (len(stack), 2))
@@ -154,7 +157,7 @@ class TrainTransform:
             images = crop_resize_batch(stack, crops, flips, preprocess.image_size, policy.interpolation)
         else:
             pad = policy.pad if policy.crop == "pad" else 0
-            shifted = padded_crop(stack, draw_padded_crop(u, preprocess.image_size, pad), flips, pad)
+            shifted = padded_crop(stack, draw_padded_crop(u, preprocess.image_size, pad), flips, pad, preprocess.padding)
             images = rearrange(torch.from_numpy(shifted), "n h w c -> n c h w").to(
                 torch.float32, memory_format=torch.contiguous_format
             )
@@ -177,6 +180,8 @@ class TrainTransform:
             chw = self._crop_and_flip(content, partial(crop, row), bool(flips[row]))
             if not (policy.randaug_layers or self._jitters):
                 return chw
+            if self.preprocess.raw:
+                return self._transform_bands(chw, operations, row)
             image = to_pil(rearrange(chw, "c h w -> h w c").contiguous().numpy())
             for operation, strength, centre in zip(
                 operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
@@ -188,10 +193,23 @@ class TrainTransform:
 
         return _transform_images(dataset, indices, self.preprocess, transform)
 
+    def _transform_bands(self, image: Float[Tensor, "c height width"], operations: RandAugmentOps, row: int) -> Tensor:
+        """Apply the drawn geometric operations to each band; the others are for 8-bit colours, and leave it as it is."""
+        planes = [Image.fromarray(plane) for plane in image.numpy()]
+        for operation, strength, centre in zip(
+            operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
+        ):
+            if (name := operations.names[operation]) not in COLOUR_OPERATIONS:
+                planes = [
+                    apply_operation(plane, name, float(strength), centre, fill=mean)
+                    for plane, mean in zip(planes, self.preprocess.mean, strict=True)
+                ]
+        return torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
+
     @property
     def _jitters(self) -> bool:
         policy = self.policy
-        return max(policy.brightness, policy.contrast, policy.saturation, policy.hue) > 0
+        return not self.preprocess.raw and max(policy.brightness, policy.contrast, policy.saturation, policy.hue) > 0
 
     def _flips(self, epochs: ndarray, indices: ndarray) -> ndarray:
         return uniforms(self.seed, epochs, indices, 1, FLIP_OFFSET)[:, 0] < self.policy.hflip
@@ -229,7 +247,7 @@ class TrainTransform:
     ) -> Tensor:
         policy, preprocess = self.policy, self.preprocess
         if policy.crop == "random-resized" and preprocess.fit == "pad":
-            image, box = _decode_for_box(content, crop)
+            image, box = _decode_for_box(decode_model_bands(content, preprocess) if preprocess.raw else content, crop)
             channels = _with_channels(image, len(preprocess.mean))
             return letterbox(channels, box, preprocess.image_size, flip, policy.interpolation, preprocess.pad_colour)
         if policy.crop == "random-resized":
@@ -238,8 +256,9 @@ class TrainTransform:
                 _with_channels(image, len(preprocess.mean)), box, preprocess.image_size, flip, policy.interpolation
             )
         pad = policy.pad if policy.crop == "pad" else 0
-        resized = resize_and_crop(to_pil(content), preprocess)
-        return _to_chw(padded_crop(resized[None], np.array([crop(preprocess.image_size)]), np.array([flip]), pad)[0])
+        resized = to_pixels(content, preprocess)
+        drawn, flipped = np.array([crop(preprocess.image_size)]), np.array([flip])
+        return _to_chw(padded_crop(resized[None], drawn, flipped, pad, preprocess.padding)[0])
 
 
 @dataclass(frozen=True)
@@ -260,7 +279,8 @@ class CustomTransform:
 
         def transform(row: int, content: bytes | ndarray) -> Tensor:
             key = [self.seed, int(epochs[row]), int(indices[row])]
-            return self._to_input(self.function(to_pil(content), *([np.random.default_rng(key)] if takes_generator else [])))
+            image = decode_model_bands(content, self.preprocess) if self.preprocess.raw else to_pil(content)
+            return self._to_input(self.function(image, *([np.random.default_rng(key)] if takes_generator else [])))
 
         return _transform_images(dataset, indices, self.preprocess, transform, normalised=True)
 
@@ -275,7 +295,8 @@ class CustomTransform:
                     "or return a PIL image, which is resized"
                 )
             return image.float()
-        return normalise(_to_chw(resize_and_crop(to_pil(_to_pixels(image)), preprocess)).float(), preprocess)
+        pixels = _to_bands(image, preprocess) if preprocess.raw else _to_pixels(image)
+        return normalise(_to_chw(to_pixels(pixels, preprocess)).float(), preprocess)
 
 
 def _to_pixels(image: Any) -> UInt8[ndarray, "h w c"]:
@@ -292,6 +313,18 @@ def _to_pixels(image: Any) -> UInt8[ndarray, "h w c"]:
     return np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[..., None])
 
 
+def _to_bands(image: Any, preprocess: Preprocess) -> Num[ndarray, "h w c"]:
+    """Return the bands that a function of the user's own has returned."""
+    if isinstance(image, Tensor) and image.ndim == 3:
+        image = np.moveaxis(image.numpy(), 0, -1)
+    if not isinstance(image, ndarray) or image.ndim != 3 or image.shape[2] != preprocess.channels:
+        raise InvalidTransform(
+            f"transform must return the {preprocess.channels} bands as an array (h w c), or as a tensor (c h w) of integers or "
+            f"of normalised floats, got {describe_value(image)}; try the array that it is given"
+        )
+    return image
+
+
 def _num_arguments(function: ImageTransform) -> int:
     """Return how many positional arguments a function takes, without ``*args``: that of a torch module stands for the image."""
     kinds = [parameter.kind for parameter in signature(function).parameters.values()]
@@ -302,6 +335,8 @@ def _decode_for_crop(
     content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], preprocess: Preprocess
 ) -> tuple[ndarray, tuple[int, int, int, int]]:
     """Return pixels and crop box. The crop is drawn at full size; a JPEG is decoded at no higher resolution than it needs."""
+    if preprocess.raw:
+        content = decode_model_bands(content, preprocess)
     if isinstance(content, ndarray):
         return content, crop((content.shape[0], content.shape[1]))
     drawn: list[tuple[int, ...]] = []
@@ -365,6 +400,13 @@ def _transform_images(
         readable[row] = True
         filled += 1
     return TransformedBatch(images[:filled], readable, read_errors)
+
+
+def _as_pixels(images: Num[ndarray, "n h w c"], preprocess: Preprocess) -> Num[ndarray, "n h w c"]:
+    """Return the images of a batch in the type that they are resized in; 8-bit ones are not copied."""
+    if not preprocess.raw and images.dtype != np.uint8:
+        raise BadImage(f"the images have {images.shape[3]} bands of {images.dtype}, and 8-bit RGB or grey is needed")
+    return images.astype(preprocess.pixel_type, copy=False)
 
 
 def _with_channels(image: ndarray, channels: int) -> ndarray:

@@ -27,6 +27,8 @@ from vitrail.data.sources.dataset import (
 from vitrail.data.target_summary import TargetSummary, summarise_targets
 from vitrail.errors import VitrailError
 
+NUM_COLOURS = 3  # bands of an 8-bit image
+
 
 @dataclass(frozen=True)
 class UnusableImage:
@@ -74,7 +76,7 @@ class DatasetReport:
 
 def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> DatasetReport:
     """Check every image of every split."""
-    indexes = _index_splits(data, progress)
+    indexes = _mark_other_bands(_index_splits(data, progress))
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
         for split, dataset in data.splits.items()
@@ -112,6 +114,23 @@ def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, I
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
     rows = np.split(np.arange(len(index.errors)), ends[:-1])
     return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+
+
+def _mark_other_bands(indexes: dict[str, ImageIndex]) -> dict[str, ImageIndex]:
+    """Mark images with another number of bands than most as unusable; 8-bit images have three."""
+    bands = {split: np.where(index.bands == 0, NUM_COLOURS, index.bands) for split, index in indexes.items()}
+    if not any(index.bands.any() for index in indexes.values()):
+        return indexes
+    (most, _), *_ = Counter(
+        np.concatenate([bands[split][index.good] for split, index in indexes.items()]).tolist()
+    ).most_common()
+    marked = {}
+    for split, index in indexes.items():
+        errors = index.errors.copy()
+        for row in index.good[bands[split][index.good] != most].tolist():
+            errors[row] = f"has {bands[split][row]} bands, and most of the images have {most}"
+        marked[split] = replace(index, errors=errors)
+    return marked
 
 
 def drop_unusable(

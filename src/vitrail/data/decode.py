@@ -1,4 +1,5 @@
-"""Decode an image file. A file that is no image is refused by name; every format becomes 8-bit RGB in one defined way.
+"""Decode an image file. A file that is no image is refused by name; every format becomes 8-bit RGB in one defined way, or
+the bands that it stores (``band_files.py``).
 
 Rotated as its EXIF says; the first frame or page; transparency over white; 16 bits and floats scaled, never clipped. A JPEG
 is decoded at no higher resolution than needed (libjpeg scales by 1/2, 1/4 or 1/8 at a lower cost), by simplejpeg where it is
@@ -9,12 +10,16 @@ import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from jaxtyping import Num
 from numpy import ndarray
 from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
-from vitrail.errors import VitrailError, first_line
+from vitrail.data.bad_image import BadImage
+from vitrail.data.band_files import NPY_MAGIC, BandFormat, array_format, may_have_bands, read_bands
+from vitrail.errors import first_line
 
 try:
     import simplejpeg  # type: ignore[import-untyped]
@@ -22,7 +27,7 @@ except ImportError:
     simplejpeg = None
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
-UNKNOWN_FORMAT = "it is none of JPEG, PNG, GIF, WebP, TIFF, BMP and PPM"
+UNKNOWN_FORMAT = "it is none of JPEG, PNG, GIF, WebP, TIFF, BMP, PPM and .npy"
 MAX_IMAGE_PIXELS = 2**26  # pixels: 64 million, more than a camera takes and less than fills the memory
 ORIENTATION_TAG = 0x0112
 EXIF_TRANSPOSES = {  # the transpose that makes an image of this EXIF orientation upright
@@ -36,14 +41,11 @@ EXIF_TRANSPOSES = {  # the transpose that makes an image of this EXIF orientatio
 }
 SIDEWAYS_ORIENTATIONS = (5, 6, 7, 8)
 ImageSize = tuple[int, int]  # height, width
+T = TypeVar("T")
 
 # Pillow warns of images that are too large, which are refused here, and of odd tags, which do no harm.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-class BadImage(VitrailError):
-    """A file that cannot be used as an image, named with its reason."""
 
 
 def decode(source: Path | bytes, *, min_size: ImageSize | None = None, max_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image:
@@ -60,20 +62,55 @@ def decode_array(
     return np.asarray(decoded) if isinstance(decoded, Image.Image) else decoded
 
 
+def decode_bands(source: Path | bytes | ndarray, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Num[ndarray, "h w c"]:
+    """Decode to the bands as they are stored, in their own data type; of an 8-bit image, RGB."""
+    if isinstance(source, ndarray):
+        return source
+    bands = _read_bands(source, max_pixels)
+    return decode_array(source, max_pixels=max_pixels) if bands is None else bands
+
+
+def band_format(content: bytes | ndarray) -> BandFormat | None:
+    """Return the bands of an image; None if it is an 8-bit grey or RGB image, whatever its format."""
+    bands = content if isinstance(content, ndarray) else _read_bands(content, MAX_IMAGE_PIXELS)
+    return None if bands is None else array_format(bands)
+
+
+def _read_bands(source: Path | bytes, max_pixels: int) -> ndarray | None:
+    return _named(source, lambda content: read_bands(content, max_pixels) if may_have_bands(content) else None)
+
+
 def _decode(source: Path | bytes, min_size: Callable[[ImageSize], ImageSize] | None, max_pixels: int) -> Image.Image | ndarray:
-    name = source if isinstance(source, Path) else "the image"
+    return _named(source, lambda content: _decode_content(content, min_size, max_pixels))
+
+
+def _decode_content(
+    content: bytes, min_size: Callable[[ImageSize], ImageSize] | None, max_pixels: int
+) -> Image.Image | ndarray:
     try:
-        content = source.read_bytes() if isinstance(source, Path) else source
         image, orientation = _open(content)
+    except BadImage:
+        bands = read_bands(content, max_pixels)
+        if bands is None:
+            raise
+        decoded = to_pil(bands).convert("RGB")
+    else:
         if image.width * image.height > max_pixels:
-            raise BadImage(f"{name} has {image.width} x {image.height} pixels, more than the {max_pixels:,} allowed")
+            raise BadImage(f"has {image.width} x {image.height} pixels, more than the {max_pixels:,} allowed")
         if isinstance(image, JpegImagePlugin.JpegImageFile):
             return _decode_jpeg(image, content, orientation, min_size)
         image.load()
         decoded = to_upright_rgb(image)  # only now, since a PNG may store its orientation after its pixels
-        if min_size is not None:
-            min_size((decoded.height, decoded.width))
-        return decoded
+    if min_size is not None:
+        min_size((decoded.height, decoded.width))
+    return decoded
+
+
+def _named(source: Path | bytes, decode_content: Callable[[bytes], T]) -> T:
+    """Decode the content of a file; whatever is wrong with it is an error that names it."""
+    name = source if isinstance(source, Path) else "the image"
+    try:
+        return decode_content(source.read_bytes() if isinstance(source, Path) else source)
     except BadImage as error:
         raise error if str(name) in str(error) else BadImage(f"{name} {error}") from None
     except MemoryError:  # transient
@@ -91,11 +128,17 @@ def to_pil(content: bytes | ndarray) -> Image.Image:
     """Convert what a dataset returns, encoded or as pixels (h w c), to a PIL image in its own channels."""
     if isinstance(content, bytes):
         return decode(content)
+    if (bands := array_format(content)) is not None:
+        raise BadImage(f"has {bands}, and 8-bit RGB or grey is needed; try a model of such bands, or convert it to RGB")
     return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def image_format(content: bytes) -> str:
-    """Return format and mode as stored, such as ``JPEG RGB``."""
+    """Return format and mode as stored, such as ``JPEG RGB``, or of bands ``TIFF 5 bands of uint16``."""
+    if (bands := band_format(content)) is not None:
+        return f"{'.npy' if content.startswith(NPY_MAGIC) else 'TIFF'} {bands}"
+    if content.startswith(NPY_MAGIC):
+        return ".npy RGB"
     image, _ = _open(content)
     return f"{image.format} {image.mode}"
 

@@ -16,13 +16,14 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
-from vitrail.data.decode import decode, image_format
+from vitrail.data.band_files import array_format
+from vitrail.data.decode import decode_bands, image_format
 from vitrail.data.sources.dataset import Dataset, Progress
 from vitrail.errors import VitrailError
 from vitrail.system import available_cores
 
 HASH_BYTES = 16  # bytes
-CACHE_FORMAT = 2  # version of the cached arrays
+CACHE_FORMAT = 3  # version of the cached arrays
 CHUNK = 256  # images between two progress reports
 SMALL_IMAGE_BYTES = 2**14  # bytes: smaller images in memory are hashed faster without threads
 _indexes: WeakKeyDictionary[Dataset, "ImageIndex"] = WeakKeyDictionary()  # of datasets that cannot be cached on disk
@@ -37,6 +38,7 @@ class ImageIndex:
     pixel_hashes: ndarray  # n 16, uint8: of the decoded pixels, whatever the format and metadata
     sizes: ndarray  # n 2, int32: height, width
     image_formats: ndarray  # n, str: "JPEG RGB"
+    bands: ndarray  # n, int16: their number; 0 for an 8-bit grey or RGB image
     errors: ndarray  # n, str
 
     @property
@@ -92,6 +94,7 @@ class ImageRecord:
     pixel_hash: bytes
     size: tuple[int, int]
     image_format: str
+    bands: int
     error: str
 
 
@@ -108,18 +111,21 @@ def _index_image(dataset: Dataset, index: int) -> ImageRecord:
         content = dataset.read(index)
     except (OSError, VitrailError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return ImageRecord(bytes(HASH_BYTES), bytes(HASH_BYTES), (0, 0), "", f"{UNREADABLE}: {reason}")
+        return ImageRecord(bytes(HASH_BYTES), bytes(HASH_BYTES), (0, 0), "", 0, f"{UNREADABLE}: {reason}")
     if isinstance(content, ndarray):
         pixel_hash = _hash_pixels(content)
-        return ImageRecord(pixel_hash, pixel_hash, (content.shape[0], content.shape[1]), "pixels", "")
+        bands = array_format(content)
+        kind, count = ("pixels", 0) if bands is None else (str(bands), bands.bands)
+        return ImageRecord(pixel_hash, pixel_hash, (content.shape[0], content.shape[1]), kind, count, "")
     file_hash = hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
     try:
-        image = np.asarray(decode(content))
-        return ImageRecord(file_hash, _hash_pixels(image), (image.shape[0], image.shape[1]), image_format(content), "")
+        image = decode_bands(content)
+        count = 0 if array_format(image) is None else image.shape[2]
+        return ImageRecord(file_hash, _hash_pixels(image), (image.shape[0], image.shape[1]), image_format(content), count, "")
     except MemoryError:
-        return ImageRecord(file_hash, file_hash, (0, 0), "", f"{UNREADABLE}: not enough memory")
+        return ImageRecord(file_hash, file_hash, (0, 0), "", 0, f"{UNREADABLE}: not enough memory")
     except VitrailError as error:
-        return ImageRecord(file_hash, file_hash, (0, 0), "", str(error).removeprefix("the image "))
+        return ImageRecord(file_hash, file_hash, (0, 0), "", 0, str(error).removeprefix("the image "))
 
 
 def _hash_pixels(image: ndarray) -> bytes:
@@ -139,7 +145,8 @@ def _to_image_index(rows: Sequence[ImageRecord]) -> ImageIndex:
     sizes: ndarray = np.array([row.size for row in rows], np.int32).reshape(-1, 2)
     # object arrays: one long reason must not make every row as long
     image_formats, errors = (np.array([getattr(row, column) for row in rows], object) for column in ("image_format", "error"))
-    return ImageIndex(hashes("file_hash"), hashes("pixel_hash"), sizes, image_formats, errors)
+    bands: ndarray = np.array([row.bands for row in rows], np.int16)
+    return ImageIndex(hashes("file_hash"), hashes("pixel_hash"), sizes, image_formats, bands, errors)
 
 
 def _index_files(dataset: Dataset, root: Path, paths: Sequence[str], progress: Progress | None) -> ImageIndex:
@@ -206,6 +213,7 @@ def _store_records(key: str, names: list[str], stamps: ndarray, rows: list[Image
         "sizes": table.sizes,
         "kinds": kinds,
         "kind_of": kind_of.astype(np.int16),
+        "bands": table.bands,
         "bad": table.bad,
         "reasons": _join_strings(table.errors[table.bad].tolist()),
     }
@@ -223,7 +231,7 @@ def _load_records(key: str) -> tuple[list[str], list[ImageRecord], ndarray] | No
         kinds = cached["kinds"][cached["kind_of"]].tolist()
         sizes = [(height, width) for height, width in cached["sizes"].tolist()]
         hashes, pixels = ([row.tobytes() for row in cached[name]] for name in ("hashes", "pixels"))
-        rows = [ImageRecord(*row) for row in zip(hashes, pixels, sizes, kinds, errors, strict=True)]
+        rows = [ImageRecord(*row) for row in zip(hashes, pixels, sizes, kinds, cached["bands"].tolist(), errors, strict=True)]
         return _split_strings(cached["names"]), rows, cached["stamps"]
     except (KeyError, ValueError, IndexError):
         return None

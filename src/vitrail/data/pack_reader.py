@@ -16,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
+from vitrail.data.band_files import MAX_BANDS
 from vitrail.data.sources.content_keys import array_key, sampled_array_key
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets
@@ -23,7 +24,11 @@ from vitrail.errors import VitrailError
 
 FORMAT, VERSION = "vitrail-pack", "1"
 MAX_HEADER_BYTES = 2**26
-DTYPES: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8"), "F64": np.dtype("<f8")}
+DTYPES: dict[str, Any] = {  # of pixels and bands, and of targets and offsets
+    "U8": np.dtype("u1"), "I8": np.dtype("i1"), "U16": np.dtype("<u2"), "I16": np.dtype("<i2"), "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +174,7 @@ def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: 
         raise ValueError(f"{split} has labels without a class name")
     if f"{split}.pixels" in header:
         images = array("pixels")
-        if images.ndim != 4 or len(images) != len(labels) or images.shape[3] not in (1, 3):
+        if images.ndim != 4 or len(images) != len(labels) or not 1 <= images.shape[3] <= MAX_BANDS:
             raise ValueError(f"{split} has pixels of shape {images.shape} for {len(labels)} labels")
         return ArrayDataset(images, labels, class_names, origin)
     key = "bytes" if f"{split}.bytes" in header else "files"
@@ -178,7 +183,7 @@ def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: 
     if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(buffer) or (np.diff(starts) < 0).any():
         raise ValueError(f"{split} has inconsistent starts")
     if shapes is not None:
-        consistent = shapes.shape == (len(labels), 3) and (shapes > 0).all() and np.isin(shapes[:, 2], (1, 3)).all()
+        consistent = shapes.shape == (len(labels), 3) and (shapes > 0).all() and (shapes[:, 2] <= MAX_BANDS).all()
         if not consistent or (shapes.prod(1) != np.diff(starts)).any():
             raise ValueError(f"{split} has inconsistent shapes")
     return PackedDataset(buffer, starts, shapes, labels, class_names, origin)

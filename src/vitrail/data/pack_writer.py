@@ -12,8 +12,10 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import decode, to_pil
-from vitrail.data.pack_reader import FORMAT, VERSION, pack_checksum
+from vitrail.data.band_files import BandFormat, array_format
+from vitrail.data.band_statistics import find_bands
+from vitrail.data.decode import decode, decode_bands, to_pil
+from vitrail.data.pack_reader import DTYPES, FORMAT, VERSION, pack_checksum
 from vitrail.data.sources.dataset import Dataset, Progress, select_images
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
@@ -92,10 +94,13 @@ def _write(
         begin, end = end, end + len(content)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
+    bands = next((found for part in splits.values() if (found := find_bands(part)) is not None), None)
+    dtype = np.dtype(np.uint8 if bands is None or store == "jpeg" else bands.dtype)
+    dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
     total, done = sum(map(len, splits.values())), 0
     for split, dataset in splits.items():
         packed, shapes, starts, begin = [], [], [0], end
-        for index, item in _encode_images(dataset, size, store, workers):
+        for index, item in _encode_images(dataset, bands, size, store, workers):
             done += 1
             if progress and (done % CHUNK == 0 or done == total):
                 progress("packing", done, total)
@@ -104,7 +109,7 @@ def _write(
                 continue
             content = item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes()
             append("", content, "U8", [])
-            starts.append(starts[-1] + len(content))
+            starts.append(starts[-1] + len(content) // dtype.itemsize)
             packed.append(index)
             shapes.append(item.shape if isinstance(item, ndarray) else (0, 0, 0))
         entries.pop("", None)
@@ -112,7 +117,7 @@ def _write(
         uniform = store == "pixels" and len(set(shapes)) <= 1
         array_shape = [len(packed), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
         name = "pixels" if uniform else "files" if store == "jpeg" else "bytes"
-        entries[f"{split}.{name}"] = {"dtype": "U8", "shape": array_shape, "data_offsets": [begin, end]}
+        entries[f"{split}.{name}"] = {"dtype": dtype_name, "shape": array_shape, "data_offsets": [begin, end]}
         append(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # aligns the int64 arrays that follow
         for target, array in _target_arrays(select_images(dataset, np.array(packed, np.int64))).items():
             append(f"{split}.{target}", array.tobytes(), "F64" if array.dtype.kind == "f" else "I64", list(array.shape))
@@ -138,13 +143,13 @@ def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
 
 
 def _encode_images(
-    dataset: Dataset, size: int | tuple[int, int] | None, store: str, workers: int | None
+    dataset: Dataset, bands: BandFormat | None, size: int | tuple[int, int] | None, store: str, workers: int | None
 ) -> Iterator[tuple[int, bytes | ndarray | str]]:
     """Yield every image as it will be stored, or a sentence that says why it cannot be."""
 
     def encode(index: int) -> tuple[int, bytes | ndarray | str]:
         try:
-            return index, _encode_image(dataset.read(index), size, store)
+            return index, _encode_image(dataset.read(index), bands, size, store)
         except (OSError, VitrailError) as error:
             return index, f"{dataset.describe(index)} {str(error).removeprefix('the image ')}"
 
@@ -153,17 +158,34 @@ def _encode_images(
             yield from pool.map(encode, range(start, min(start + CHUNK, len(dataset))))
 
 
-def _encode_image(content: bytes | ndarray, size: int | tuple[int, int] | None, store: str) -> bytes | ndarray:
+def _encode_image(
+    content: bytes | ndarray, bands: BandFormat | None, size: int | tuple[int, int] | None, store: str
+) -> bytes | ndarray:
     if store == "jpeg":
         if isinstance(content, ndarray):
             raise VitrailError("has no file whose bytes could be stored; store its pixels")
-        decode(content)  # only decodable files are stored
+        decode_bands(content)  # only decodable files are stored
         return content
+    if bands is not None:
+        return _resize_bands(content, bands, size)
     if isinstance(content, ndarray):
-        if content.shape[2] not in (1, 3):
-            raise VitrailError(f"has {content.shape[2]} channels, and a pack stores 1 or 3")
         return content if size is None else _resize(to_pil(content), size, content.shape[2])
     return _resize(decode(content, min_size=(size, size) if isinstance(size, int) else size), size, 3)
+
+
+def _resize_bands(content: bytes | ndarray, bands: BandFormat, size: int | tuple[int, int] | None) -> ndarray:
+    """Return the bands in their own data type; resized integers are rounded."""
+    image = decode_bands(content)
+    if (found := array_format(image)) != bands:
+        raise VitrailError(f"has {found or '8-bit RGB'}, and the pack stores {bands}")
+    if size is None:
+        return image
+    planes = [_resize(Image.fromarray(image[..., band].astype(np.float32)), size, 1) for band in range(image.shape[2])]
+    resized = np.concatenate(planes, axis=2)
+    if image.dtype.kind == "f":
+        return resized
+    limits = np.iinfo(image.dtype)
+    return np.rint(resized).clip(limits.min, limits.max).astype(image.dtype)
 
 
 def _resize(image: Image.Image, size: int | tuple[int, int] | None, channels: int) -> ndarray:

@@ -27,6 +27,7 @@ class Preprocess:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     trim: tuple[int, int] = added((0, 0))  # rows and columns cut off at the bottom and right of the crop
+    raw: bool = added(False)  # bands as they are stored, with mean and std in their own units, and not 8-bit RGB or grey
 
     def __post_init__(self) -> None:
         validate(self)
@@ -47,6 +48,35 @@ class Preprocess:
             raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
 
     @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def scale(self) -> float:
+        """The value that stands for 1 in the units of the mean: 255 in 8-bit images."""
+        return 1.0 if self.raw else 255.0
+
+    @property
+    def mean_of_255(self) -> tuple[float, ...]:
+        """The mean of values that are divided by 255, as other libraries have it, which divide bands as well."""
+        return tuple(value / (255 / self.scale) for value in self.mean)
+
+    @property
+    def std_of_255(self) -> tuple[float, ...]:
+        """The standard deviation of values that are divided by 255."""
+        return tuple(value / (255 / self.scale) for value in self.std)
+
+    @property
+    def pixel_type(self) -> Literal["uint8", "float32"]:
+        """The data type of an image that is resized but not yet normalised, which a predictor takes."""
+        return "float32" if self.raw else "uint8"
+
+    @property
+    def padding(self) -> tuple[float, ...]:
+        """The value of what lies outside of an image when it is shifted: black, or the mean of bands, which have no black."""
+        return self.mean if self.raw else (0.0,)
+
+    @property
     def crop_size(self) -> tuple[int, int]:
         """Height and width of the centre crop; larger than the model's input only where rows or columns are cut off."""
         return self.image_size[0] + self.trim[0], self.image_size[1] + self.trim[1]
@@ -57,8 +87,10 @@ class Preprocess:
         return int(self.crop_size[0] / self.crop_pct + 1e-6), int(self.crop_size[1] / self.crop_pct + 1e-6)
 
     @property
-    def pad_colour(self) -> tuple[int, ...]:
+    def pad_colour(self) -> tuple[int | float, ...]:
         """The mean in every channel as a pixel, about 0 after normalising: the colour of the padding."""
+        if self.raw:
+            return self.mean
         return tuple(min(max(round(255 * mean), 0), 255) for mean in self.mean)
 
     def with_fit(self, fit: Fit) -> "Preprocess":

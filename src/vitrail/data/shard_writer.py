@@ -1,9 +1,10 @@
 """Write any dataset as tar shards that webdataset reads: ``train-000000.tar`` ..., with ``classes.txt`` next to them.
 
-A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG) and ``KEY.cls``, its class
-index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers to predict
-by name; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same images, size
-and seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
+A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
+its class index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers
+to predict by name; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same
+images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
+(``resumable_folder.py``).
 """
 
 import io
@@ -19,6 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import permutation
+from vitrail.data.band_files import array_format
 from vitrail.data.decode import image_format, to_pil
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
@@ -30,7 +32,16 @@ from vitrail.system import available_cores
 
 CHUNK = 64  # images read at a time
 END_MARKER = bytes(2 * TAR_BLOCK)
-FORMAT_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "WEBP": "webp", "TIFF": "tiff", "BMP": "bmp", "PPM": "ppm"}
+FORMAT_EXTENSIONS = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "GIF": "gif",
+    "WEBP": "webp",
+    "TIFF": "tiff",
+    "BMP": "bmp",
+    "PPM": "ppm",
+    ".npy": "npy",
+}
 SHARD_STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
 
 
@@ -220,6 +231,9 @@ def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
     if isinstance(content, bytes):
         return FORMAT_EXTENSIONS[image_format(content).split()[0]], content
     stream = io.BytesIO()
+    if array_format(content) is not None:
+        np.save(stream, content, allow_pickle=False)
+        return "npy", stream.getvalue()
     to_pil(content).save(stream, "PNG")
     return "png", stream.getvalue()
 

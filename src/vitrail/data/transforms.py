@@ -1,14 +1,18 @@
-"""Preprocess one image: resize, crop or pad, normalise."""
+"""Preprocess one image: resize, crop or pad, normalise. h w before it is resized, c channels."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Num
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.bad_image import BadImage
+from vitrail.data.band_files import array_format
+from vitrail.data.decode import MAX_IMAGE_PIXELS, decode, decode_bands, to_pil
 from vitrail.data.preprocess import Preprocess
 
 MAX_RESIZED_PIXELS = 2**24  # pixels of a resized image that is then cropped
@@ -20,10 +24,10 @@ RESAMPLING = {
 }
 
 
-def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> UInt8[ndarray, "height width c"]:
+def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> Num[ndarray, "height width c"]:
     """Return the image at the model's input size, cropped, padded or stretched: to the pixel as torchvision and timm."""
     channels = len(preprocess.mean)
-    image = image.convert("L" if channels == 1 else "RGB")
+    image = image if preprocess.raw else image.convert("L" if channels == 1 else "RGB")
     height, width = preprocess.image_size
     resized, box = crop_window(image.size, preprocess)
     if preprocess.fit != "pad" and _is_extreme(resized):  # only the crop is resized
@@ -41,6 +45,42 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> UInt8[ndarray
     return np.array(image.crop((left, top, left + width, top + height))).reshape(height, width, channels)
 
 
+def to_pixels(
+    content: bytes | ndarray, preprocess: Preprocess, max_pixels: int = MAX_IMAGE_PIXELS
+) -> Num[ndarray, "height width c"]:
+    """Return an image, encoded or as pixels, at the model's input size: 8-bit RGB or grey, or every band in float32."""
+    if not preprocess.raw:
+        return resize_and_crop(
+            decode(content, max_pixels=max_pixels) if isinstance(content, bytes) else to_pil(content), preprocess
+        )
+    bands = decode_model_bands(content, preprocess, max_pixels)
+    planes = (Image.fromarray(bands[..., band].astype(np.float32)) for band in range(bands.shape[2]))  # Pillow clips no floats
+    return np.concatenate(
+        [resize_and_crop(plane, one) for plane, one in zip(planes, _split_bands(preprocess), strict=True)], axis=2
+    )
+
+
+def decode_model_bands(
+    content: bytes | ndarray, preprocess: Preprocess, max_pixels: int = MAX_IMAGE_PIXELS
+) -> Num[ndarray, "h w c"]:
+    """Decode the bands of an image, which must be as many as the model takes."""
+    bands = decode_bands(content, max_pixels=max_pixels)
+    if bands.shape[2] != preprocess.channels:
+        kind = array_format(bands) or "8-bit RGB"
+        raise BadImage(
+            f"has {kind}, and {preprocess.channels} bands are needed; try a file of those that the model was trained on"
+        )
+    return bands
+
+
+@lru_cache
+def _split_bands(preprocess: Preprocess) -> tuple[Preprocess, ...]:
+    """Return the preprocessing of each band alone."""
+    return tuple(
+        replace(preprocess, mean=(mean,), std=(std,)) for mean, std in zip(preprocess.mean, preprocess.std, strict=True)
+    )
+
+
 def crop_window(size: tuple[int, int], preprocess: Preprocess) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
     """Return the size an image of this width and height is resized to, and the box of the original that the model sees: left,
     top, right, bottom. With ``fit="pad"`` the box is larger than the image, by the padding."""
@@ -52,7 +92,7 @@ def crop_window(size: tuple[int, int], preprocess: Preprocess) -> tuple[tuple[in
 
 
 def normalise(images: Float[Tensor, "*n c height width"], preprocess: Preprocess) -> Float[Tensor, "*n c height width"]:
-    """Normalise values from 0 ... 255 in place: (x / 255 - mean) / std, in two passes instead of three."""
+    """Normalise in place, in two passes instead of three: (x / 255 - mean) / std for 8 bits, (x - mean) / std for bands."""
     scale, shift = scale_and_shift(preprocess)
     return images.mul_(scale).sub_(shift)
 
@@ -60,7 +100,7 @@ def normalise(images: Float[Tensor, "*n c height width"], preprocess: Preprocess
 @lru_cache
 def scale_and_shift(preprocess: Preprocess) -> tuple[Tensor, Tensor]:
     mean, std = torch.tensor(preprocess.mean, dtype=torch.float64), torch.tensor(preprocess.std, dtype=torch.float64)
-    return (1 / (255 * std)).float()[:, None, None], (mean / std).float()[:, None, None]
+    return (1 / (preprocess.scale * std)).float()[:, None, None], (mean / std).float()[:, None, None]
 
 
 def _resize_target(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:

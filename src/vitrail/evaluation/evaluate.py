@@ -14,13 +14,15 @@ from vitrail.evaluation.classification import evaluate_classifier
 from vitrail.evaluation.label_matching import select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.evaluation.multi_label import evaluate_multi_label
+from vitrail.evaluation.regression import evaluate_regression
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
 from vitrail.evaluation.tta import TTAMode, TTAPredictor
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import require_classifier, require_outputs
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
-from vitrail.tasks.task import Task, require_targets
+from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.task import Task
 
 DEFAULT_BATCH_SIZE = 64
 
@@ -61,7 +63,7 @@ def evaluate(
 @singledispatch
 def evaluate_task(task: Task, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
     """Evaluate a model by the metrics of its task; a class of tasks that has more to say registers a function of its own."""
-    require_targets(task, source, data.name)
+    task.require_targets(source, data.name)
     outputs, indices, unreadable = runner.run(source, split)
     check_outputs(task, outputs, indices, source, data.name)
     metrics = task.metrics(outputs, task.targets(source, indices.numpy()))
@@ -76,3 +78,4 @@ def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split:
 
 
 evaluate_task.register(MultiLabelTask, evaluate_multi_label)
+evaluate_task.register(RegressionTask, evaluate_regression)

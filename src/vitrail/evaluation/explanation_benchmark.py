@@ -71,8 +71,10 @@ def benchmark_explanations(
     batch_size: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    target: int | None = None,
 ) -> list[MethodScore]:
-    """Score the methods, baselines first. ``limit``: number of images, evenly spaced. ``batch_size`` None: as many as fit."""
+    """Score the methods, baselines first. ``limit``: number of images, evenly spaced. ``batch_size`` None: as many as fit.
+    ``target``: the class whose maps and probabilities are measured; None: the most probable one of each image."""
     vit = as_vit(model)
     subset = evenly_spaced(source, limit)
     names = [*BASELINES, *(SALIENCY_METHODS if methods is None else methods)]
@@ -83,7 +85,7 @@ def benchmark_explanations(
             logits = vit(images)
         if not logits.isfinite().all():
             raise VitrailError("the model's logits are not finite (NaN/Inf); its weights may be damaged")
-        predicted = logits.argmax(dim=1)
+        classes = logits.argmax(dim=1) if target is None else torch.full_like(logits[:, 0], target, dtype=torch.long)
         grid = vit.grid(images)
         for name in names:
             match name:
@@ -92,8 +94,8 @@ def benchmark_explanations(
                 case "edges":
                     maps = edge_map(images, grid)
                 case _:
-                    maps = saliency(vit, images, name, predicted)
-            rows[name].append(_score_maps(vit, images, maps, predicted, masks, steps))
+                    maps = saliency(vit, images, name, classes)
+            rows[name].append(_score_maps(vit, images, maps, classes, masks, steps))
         done += images.shape[0]
         if progress:
             progress("scoring explanations", done, len(subset))
@@ -147,7 +149,7 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
     if len(known) < len(indices):
         return None
     masks = np.stack([255 * mask for mask in known])[..., None]
-    plain = replace(preprocess, mean=(0.0,), std=(1.0,))
+    plain = replace(preprocess, mean=(0.0,), std=(1.0,), raw=False)
     transformed = EvalTransform(plain)(
         ArrayDataset(masks, np.zeros(len(masks), np.int64), ("",)), np.zeros(len(masks), np.int64), np.arange(len(masks))
     )

@@ -71,8 +71,8 @@ def explain_images(
     """Explain images one by one. ``target``: the class to explain, or several, each of which is explained in turn; None: the
     most probable one. An empty ``methods`` gives no maps.
 
-    Of a model for another task, the target is the index of an output, by default the largest. A model without a head has no
-    outputs: there are attention-based maps only, and no logit lens.
+    Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model
+    without a head has no outputs: there are attention-based maps only, and no logit lens.
     """
     vit, selection = as_vit(model), attention_selection or AttentionSelection()
     task = model_task(model)
@@ -102,7 +102,7 @@ def explain_images(
             file=source.describe(index),
             image=batch[0].cpu(),
             grid=vit.grid(batch),
-            outputs=outputs.cpu(),
+            outputs=outputs.cpu() if headless else task.restore(outputs).cpu(),
             probabilities=_probabilities(task, outputs),
             predicted_labels=predicted_labels(task, outputs),
             target=None,
@@ -110,11 +110,11 @@ def explain_images(
             layers=layers,
             head_indices=heads,
             attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
-            logit_lens=lens.double().cpu() if (probabilities := _probabilities(task, lens)) is None else probabilities,
+            logit_lens=_readable_lens(task, lens),
             token_norms=token_norms(vit, batch)[:, 0].cpu(),
         )
         for number, each in enumerate(targets):
-            chosen = each if each is not None or headless else int(outputs.argmax())
+            chosen = each if each is not None or headless else task.default_output(outputs)
             classes = None if chosen is None else torch.tensor([chosen], device=batch.device)
             maps = {name: saliency(vit, batch, name, classes)[0].cpu() for name in selected_methods}
             yield replace(explanation, target=chosen, saliency_maps=maps, is_another_target=number > 0)
@@ -130,7 +130,7 @@ def predicted_labels(task: Task, outputs: Float[Tensor, " k"]) -> tuple[str, ...
 
 def output_names(task: Task) -> tuple[str, ...]:
     """Return the names of a model's outputs: the classes of a classifier, else their indices."""
-    return task.class_names if task.has_classes else tuple(map(str, range(task.model.classes)))
+    return task.output_names
 
 
 def output_index(name: str, task: Task) -> int:
@@ -148,6 +148,14 @@ def output_index(name: str, task: Task) -> int:
 
 def _probabilities(task: Task, outputs: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"] | None:
     return task.probabilities(outputs.double()).cpu() if task.has_classes and outputs.shape[-1] else None
+
+
+def _readable_lens(task: Task, lens: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
+    """Return the probabilities of the classes, or the outputs of another task in its units."""
+    probabilities = _probabilities(task, lens)
+    if probabilities is not None:
+        return probabilities
+    return (task.restore(lens.double()) if lens.shape[-1] else lens.double()).cpu()
 
 
 def check_queries(model: Model, selection: AttentionSelection) -> None:

@@ -18,7 +18,6 @@ from vitrail.data.sources.dataset import (
 )
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
-from vitrail.tasks.task import require_targets
 
 SPLITS = ("test", "validation", "train", "all")
 
@@ -65,7 +64,7 @@ def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
     """Return the dataset with its labels numbered by the model's classes, for ``Task.targets``; other targets as they are."""
     task = predictor.task
     if not task.has_classes:
-        require_targets(task, source, data)
+        task.require_targets(source, data)
         return source
     if task.config.several_labels:
         source = as_label_sets(source)

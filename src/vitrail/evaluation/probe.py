@@ -12,26 +12,29 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
+from vitrail.data.sources.numbers import check_numbers
 from vitrail.errors import VitrailError, did_you_mean, first_line
 from vitrail.evaluation.fewshot import FewShotResult, fewshot_probe
 from vitrail.evaluation.knn import knn_label_probe, knn_probe
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.evaluation.linear_probe import PENALTIES, LabelProbeResult, LinearProbeResult, linear_label_probe, linear_probe
+from vitrail.evaluation.ridge_probe import RidgeProbeResult, ridge_probe
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, Features, embed
 from vitrail.inference.load import load_predictor
 
+RIDGE_COLUMN = "ridge R²"  # of numbers, which have no accuracy
 PROTOCOLS = ("fewshot", "knn", "linear")
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Scores on the split ``eval_split``: accuracies or, of several labels per image, mean average precisions, as ``metric``
-    says. None for a protocol that was not run."""
+    """Scores on the split ``eval_split``: accuracies; of several labels per image, mean average precisions; of numbers, R². As
+    ``metric`` says. None for a protocol that was not run."""
 
     dataset: str
     eval_split: str
@@ -41,8 +44,8 @@ class ProbeResult:
     notes: tuple[str, ...]
     fewshot: tuple[FewShotResult, ...] | None = None
     knn: dict[int, float] | None = None
-    linear: LinearProbeResult | LabelProbeResult | None = None
-    metric: Literal["accuracy", "map"] = "accuracy"
+    linear: LinearProbeResult | LabelProbeResult | RidgeProbeResult | None = None
+    metric: Literal["accuracy", "map", "r2"] = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def probe(
         if len(data.splits[split]):
             embedded = embed(predictor, data.splits[split], batch_size, workers, _with_split_name(progress, split))
             features[split], unreadable = _labelled_features(embedded, data, split), unreadable + len(embedded.read_errors)
+    if data.target_names:
+        return _probe_numbers(data, features, selected, eval_split, unreadable, notes)
     if data.train.label_sets is not None:
         return _probe_labels(data, features, selected, eval_split, unreadable, notes, progress)
     train, test, classes = features["train"], features[eval_split], len(data.class_names)
@@ -139,6 +144,28 @@ def _label_rows(dataset: Dataset, indices: ndarray) -> Float[Tensor, "n k"]:
     return torch.from_numpy(label_sets.rows(indices)).float()
 
 
+def _probe_numbers(
+    data: DatasetSplits,
+    features: dict[str, Features],
+    protocols: Sequence[str],
+    eval_split: str,
+    unreadable: int,
+    notes: list[str],
+) -> ProbeResult:
+    """Probe numbers by ridge regression; the other protocols are about classes."""
+    splits = ("train", "validation", eval_split)
+    targets = [
+        torch.from_numpy(np.asarray(data.splits[split].targets, np.float64)[features[split].indices]) for split in splits
+    ]
+    values = [features[split].values for split in splits]
+    result = ridge_probe(values, targets, data.target_names, eval_split == "test")
+    others = [name for name in protocols if name != "linear"]
+    skipped = [f"{' and '.join(others)} need classes, so they are left out"] if others else []
+    num_images = {split: len(part.indices) for split, part in features.items()}
+    remarks = (*data.notes, *notes, *skipped)
+    return ProbeResult(data.name, eval_split, 0, num_images, unreadable, remarks, linear=result, metric="r2")
+
+
 def load_suite(path: Path) -> tuple[SuiteEntry, ...]:
     """Return the entries of a suite; a source relative to the file takes precedence over any other."""
     try:
@@ -163,7 +190,10 @@ def headline_metrics(result: ProbeResult) -> dict[str, float]:
     cells = {f"{few.shots}-shot": few.accuracy for few in result.fewshot or ()}
     if result.knn:
         cells["kNN"] = result.knn[min(result.knn, key=lambda count: abs(count - 20))]
-    return cells if result.linear is None else {**cells, "linear": getattr(result.linear, result.metric)}
+    if result.linear is None:
+        return cells
+    column = RIDGE_COLUMN if result.metric == "r2" else "linear"
+    return {**cells, column: getattr(result.linear, result.metric)}
 
 
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -199,13 +229,18 @@ def _parse_entry(path: Path, number: int, table: dict[str, Any]) -> SuiteEntry:
 
 def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[str, list[str]]:
     """Return the split to evaluate on, with notes about it; raise an error if there is none."""
-    if not data.class_names or not any(part.has_label.any() for part in data.splits.values()):
+    if data.target_names:
+        if "linear" not in protocols:
+            raise VitrailError(f"{data.name} has numbers as targets, which only a linear probe predicts; try --protocol linear")
+        for part in data.splits.values():
+            check_numbers(part)
+    elif not data.class_names or not any(part.has_label.any() for part in data.splits.values()):
         raise VitrailError(
             f"{data.name} has no labels, which a probe needs; name a dataset with classes (embed and search need none)"
         )
-    if len(data.class_names) < 2:
+    elif len(data.class_names) < 2:
         raise VitrailError(f"{data.name} has a single class, {data.class_names[0]!r}; name a dataset with two or more")
-    labelled = {split: bool(part.has_label.any()) for split, part in data.splits.items()}
+    labelled = {split: bool(_has_target(part).any()) for split, part in data.splits.items()}
     if not labelled["train"]:
         raise VitrailError(f"{data.name} has no labelled training images; give it a folder train")
     eval_split = "test" if labelled["test"] else "validation"
@@ -216,12 +251,17 @@ def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[st
             f"{data.name} has no validation split to select the linear probe's penalty on; give it one, or skip it with "
             "--protocol fewshot --protocol knn"
         )
-    note = "there is no test split, so these are accuracies on validation, on which the linear probe's penalty was selected too"
+    note = "there is no test split, so these are scores on validation, on which the linear probe's penalty was selected too"
     return eval_split, [] if eval_split == "test" else [note if "linear" in protocols else note.partition(", on")[0]]
 
 
+def _has_target(dataset: Dataset) -> Bool[ndarray, " n"]:
+    """Return whether each image has a label; numbers were checked before."""
+    return np.ones(len(dataset), bool) if dataset.target_names else dataset.has_label
+
+
 def _labelled_features(features: Features, data: DatasetSplits, split: str) -> Features:
-    labelled = data.splits[split].has_label[features.indices]
+    labelled = _has_target(data.splits[split])[features.indices]
     if not labelled.any():
         raise VitrailError(f"no labelled image of {data.name} ({split}) can be read; `vitrail data check` gives the reasons")
     return Features(features.values[labelled], features.labels[labelled], features.indices[labelled])

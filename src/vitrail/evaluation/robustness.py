@@ -75,7 +75,7 @@ class RobustnessResult:
 
     @property
     def correct(self) -> Bool[ndarray, "b c"]:
-        """Which images a classifier predicts correctly."""
+        """Whether a classifier predicts each image correctly."""
         return self.image_scores > 0
 
     @property
@@ -108,6 +108,7 @@ def evaluate_robustness(
     images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
     """
     predictor = require_image_scores(load_predictor(model))
+    _check_eight_bits(predictor)
     grid = grid or model_grid(predictor)
     check_grid(grid, predictor.preprocess.image_size)
     data = open_for_evaluation(data, predictor, progress)
@@ -132,6 +133,14 @@ def measure_of(predictor: Predictor) -> ImageScore:
     score = predictor.task.image_score
     assert score is not None
     return score
+
+
+def _check_eight_bits(predictor: Predictor) -> None:
+    if predictor.preprocess.raw:
+        raise VitrailError(
+            f"robustness needs a model of 8-bit images, for which the corruptions are defined, and {predictor.source} takes "
+            f"{predictor.preprocess.channels} bands; try vitrail evaluate"
+        )
 
 
 def model_grid(predictor: Predictor) -> GridSize:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float32, UInt8
+from jaxtyping import Float, Float32, Num
 from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +31,7 @@ class TTAPredictor(Predictor):
         super().__init__(predictor.source, predictor.config, preprocess, predictor.names, predictor.metadata)
         self.predictor, self.mode, self.backend = predictor, mode, predictor.backend
 
-    def outputs(self, images: UInt8[ndarray, "b high wide c"]) -> Float32[ndarray, "b k"]:
+    def outputs(self, images: Num[ndarray, "b high wide c"]) -> Float32[ndarray, "b k"]:
         logits = torch.stack([torch.from_numpy(self.predictor.outputs(view)) for view in self._iter_views(images)]).double()
         if self.task.has_sigmoid:
             mean = _log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits))
@@ -54,7 +54,7 @@ def _log_mean(log_probabilities: Float[Tensor, "v b k"]) -> Float[Tensor, "b k"]
     return log_probabilities.logsumexp(0) - math.log(len(log_probabilities))
 
 
-def five_crop(images: UInt8[ndarray, "b high wide c"], size: tuple[int, int]) -> list[UInt8[ndarray, "b height width c"]]:
+def five_crop(images: Num[ndarray, "b high wide c"], size: tuple[int, int]) -> list[Num[ndarray, "b height width c"]]:
     """Return the centre crop, as preprocessing has it, and the corners."""
     down, across = images.shape[1] - size[0], images.shape[2] - size[1]
     corners = [(round(down / 2), round(across / 2)), (0, 0), (0, across), (down, 0), (down, across)]

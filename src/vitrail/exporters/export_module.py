@@ -1,4 +1,5 @@
-"""The module that is exported: uint8 images to logits and probabilities, with position tables resized to dynamic image sizes.
+"""The module that is exported: uint8 images, or bands in float32, to logits and probabilities, with position tables resized to
+dynamic image sizes.
 
 A position table is resized by a product with one small matrix per axis (``layers/position.py``). Here the matrices are
 written as arithmetic on the size, so that the graph needs no resize operator, and all backends agree.
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from vitrail.data.transforms import scale_and_shift
@@ -25,7 +26,7 @@ from vitrail.tasks.registry import model_task
 
 
 class ExportModule(nn.Module):
-    """Maps uint8 images to the outputs that the model's task exports, or without a classifier to features."""
+    """Maps images that are not normalised to the outputs that the model's task exports, or without a classifier to features."""
 
     scale: Tensor
     shift: Tensor
@@ -33,12 +34,14 @@ class ExportModule(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         encoder = get_encoder(model)
-        for name, value in zip(("scale", "shift"), scale_and_shift(require_preprocess(encoder)), strict=True):
+        preprocess = require_preprocess(encoder)
+        self.pixel_type = preprocess.pixel_type
+        for name, value in zip(("scale", "shift"), scale_and_shift(preprocess), strict=True):
             self.register_buffer(name, value.clone())
         self.model = model
         self.task, self.has_outputs = model_task(encoder), encoder is not model or encoder.config.classes > 0
 
-    def forward(self, images: UInt8[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b ..."], ...]:
+    def forward(self, images: Num[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b ..."], ...]:
         normalised = rearrange(images, "b h w c -> b c h w").float() * self.scale - self.shift
         return tuple(self.named_outputs(self.model(normalised)).values())
 

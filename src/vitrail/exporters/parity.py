@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Num
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Progress
@@ -130,7 +130,7 @@ def labelled_scores(
 
 
 def batched_outputs(
-    predictor: Predictor, images: UInt8[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
+    predictor: Predictor, images: Num[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
 ) -> Float32[ndarray, "n ..."]:
     batches = []
     for start in range(0, images.shape[0], BATCH_SIZE):
@@ -151,6 +151,6 @@ def _other_sizes_difference(model: Model, predictor: Predictor, samples: SampleI
     return worst
 
 
-def _tile(images: UInt8[ndarray, "b h w c"], size: tuple[int, int]) -> UInt8[ndarray, "b height width c"]:
+def _tile(images: Num[ndarray, "b h w c"], size: tuple[int, int]) -> Num[ndarray, "b height width c"]:
     repeats = [1, *(-(-new // old) for new, old in zip(size, images.shape[1:3], strict=True)), 1]
     return np.tile(images, repeats)[:, : size[0], : size[1]]

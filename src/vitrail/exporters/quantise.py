@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float32, Int8, UInt8
+from jaxtyping import Float32, Int8, Num
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Progress
@@ -52,7 +52,7 @@ class QuantisationReport:
 def quantise(
     model: Model,
     path: Path,
-    calibration: UInt8[ndarray, "n height width c"],
+    calibration: Num[ndarray, "n height width c"],
     samples: SampleImages,
     activations: Activations = "static",
     max_drop: float = 0.005,
@@ -95,13 +95,13 @@ def quantise(
 
 
 def build_quantised_graph(
-    model: Model, calibration: UInt8[ndarray, "n height width c"], activations: Activations
+    model: Model, calibration: Num[ndarray, "n height width c"], activations: Activations
 ) -> "QuantisedGraph":
     """Build the graph of the smoothed model, of which any layers can be quantised."""
     return QuantisedGraph(to_onnx(smooth_model(model, calibration)), calibration, activations)
 
 
-def smooth_model(model: Model, calibration: UInt8[ndarray, "n height width c"]) -> Model:
+def smooth_model(model: Model, calibration: Num[ndarray, "n height width c"]) -> Model:
     """Return a copy with the same outputs that is easier to quantise (SmoothQuant)."""
     images = normalise(
         rearrange(torch.tensor(calibration), "n h w c -> n c h w").float().contiguous(), require_preprocess(model)
@@ -112,7 +112,7 @@ def smooth_model(model: Model, calibration: UInt8[ndarray, "n height width c"]) 
 class QuantisedGraph:
     """A float ONNX graph from which graphs with some layers in int8 are built."""
 
-    def __init__(self, proto: Any, calibration: UInt8[ndarray, "n height width c"], activations: Activations) -> None:
+    def __init__(self, proto: Any, calibration: Num[ndarray, "n height width c"], activations: Activations) -> None:
         self.proto, self.activations = proto, activations
         self.weights = {item.name: item for item in proto.graph.initializer}
         self.layers = {node.name.split("/")[0]: node.input[0] for node in proto.graph.node if self._is_linear(node)}
@@ -122,7 +122,7 @@ class QuantisedGraph:
         """Return whether a node is a linear layer of a block; patch embedding and head stay in float."""
         return node.op_type == "MatMul" and node.name.startswith("blocks.") and node.input[1] in self.weights
 
-    def _calibrate(self, images: UInt8[ndarray, "n height width c"]) -> dict[str, Range]:
+    def _calibrate(self, images: Num[ndarray, "n height width c"]) -> dict[str, Range]:
         """Return the minimum and maximum of each layer's input over all images; the range includes 0."""
         from onnx import helper
 
@@ -135,7 +135,7 @@ class QuantisedGraph:
                 ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
         return ranges
 
-    def outputs(self, images: UInt8[ndarray, "n height width c"], int8_layers: tuple[str, ...]) -> Float32[ndarray, "n ..."]:
+    def outputs(self, images: Num[ndarray, "n height width c"], int8_layers: tuple[str, ...]) -> Float32[ndarray, "n ..."]:
         """Return the outputs with these layers in int8."""
         session = create_inference_session(self.build(int8_layers).SerializeToString())
         return np.concatenate(
@@ -217,7 +217,7 @@ def _relative_error(outputs: Float32[ndarray, "n ..."], expected: Float32[ndarra
     return float(np.square(outputs - expected).mean() / max(float(expected.var()), 1e-12))
 
 
-def _iter_batches(images: UInt8[ndarray, "n height width c"], one_by_one: bool = False) -> Iterator[ndarray]:
+def _iter_batches(images: Num[ndarray, "n height width c"], one_by_one: bool = False) -> Iterator[ndarray]:
     batch = 1 if one_by_one else BATCH_SIZE
     for start in range(0, len(images), batch):
         yield np.ascontiguousarray(images[start : start + batch])

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Num, UInt8
 from numpy import ndarray
 
-from vitrail.data.decode import to_pil
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, Subset
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import build_panes
-from vitrail.data.transforms import resize_and_crop
+from vitrail.data.transforms import to_pixels
 from vitrail.errors import VitrailError
 from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import open_like_training
@@ -34,7 +33,7 @@ Role = Literal["evaluate", "calibrate"]  # quantisation is never evaluated on th
 class SampleImages:
     """Preprocessed but not normalised images, with labels as the model's class indices, -1 if unknown."""
 
-    images: UInt8[ndarray, "n height width c"]
+    images: Num[ndarray, "n height width c"]
     labels: Int[ndarray, " n"]
     description: str  # their origin
     is_real: bool = True
@@ -123,15 +122,20 @@ def _iter_images(model: Model, source: Dataset, indices: ndarray) -> Iterator[tu
     preprocess = require_preprocess(model)
     for index in indices.tolist():
         try:
-            yield index, resize_and_crop(to_pil(source.read(index)), preprocess)
+            yield index, to_pixels(source.read(index), preprocess)
         except (VitrailError, OSError):
             continue
 
 
 def _synthesise(model: Model, count: int, reason: str) -> SampleImages:
-    """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not."""
+    """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not; of bands, noise only."""
     preprocess, num_noise = require_preprocess(model), count // 4
+    if preprocess.raw:
+        noise = np.random.default_rng(0).normal(
+            preprocess.mean, preprocess.std, (count, *preprocess.image_size, preprocess.channels)
+        )
+        return SampleImages(noise.astype(np.float32), np.full(count, -1), f"noise, as {reason}", False)
     windows = build_panes("test", count - num_noise, (64, 64), 0)
-    images = [resize_and_crop(to_pil(windows.read(index)), preprocess) for index in range(len(windows))]
+    images = [to_pixels(windows.read(index), preprocess) for index in range(len(windows))]
     noise = np.random.default_rng(0).integers(0, 256, (num_noise, *preprocess.image_size, len(preprocess.mean)), np.uint8)
     return SampleImages(np.concatenate([np.stack(images), noise]), np.full(count, -1), f"synthetic images, as {reason}", False)

@@ -30,7 +30,8 @@ def write_program(model: Model, path: Path, dynamic: bool = False, **options: An
 def trace_program(model: Model, dynamic: bool = False) -> ExportedProgram:
     """Trace the graph from images to logits. It shares the model's weights."""
     module = ExportModule(with_dynamic_positions(model) if dynamic else model).eval()
-    example = torch.zeros(2, *model.config.image, model.config.channels, dtype=torch.uint8)  # not 1, which would be fixed
+    dtype = getattr(torch, module.pixel_type)
+    example = torch.zeros(2, *model.config.image, model.config.channels, dtype=dtype)  # not 1 image, which would be fixed
     try:
         with torch.no_grad(), suppress_warnings():
             program = torch.export.export(module, (example,), dynamic_shapes=(_dynamic_shapes(model, dynamic),))

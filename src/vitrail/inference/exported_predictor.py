@@ -4,13 +4,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 
 from vitrail.errors import VitrailError
 from vitrail.inference.export_metadata import ExportMetadata
 from vitrail.inference.predictor import Predictor
-from vitrail.models.config import ModelConfig, format_size
+from vitrail.models.config import format_size
 
 
 class ExportedPredictor(Predictor):
@@ -41,10 +40,11 @@ def read_exported_file(source: str | Path, to: str) -> bytes:
         raise VitrailError(f"{source} cannot be read: {error}") from None
 
 
-def check_image_shape(images: ndarray, expected: list[Any], config: ModelConfig) -> None:
+def check_image_shape(images: ndarray, expected: list[Any], predictor: Predictor) -> None:
     """Check dtype, height, width and channels against the graph's input; a name stands for a dynamic size."""
-    if images.dtype != np.uint8 or images.ndim != 4:
-        raise VitrailError(f"images must be uint8 (b, height, width, c), got {images.dtype} of {images.shape}")
+    pixel_type, config = predictor.preprocess.pixel_type, predictor.config
+    if images.dtype != pixel_type or images.ndim != 4:
+        raise VitrailError(f"images must be {pixel_type} (b, height, width, c), got {images.dtype} of {images.shape}")
     for name, actual, required in zip(("height", "width", "channels"), images.shape[1:], expected, strict=True):
         if isinstance(required, int) and actual != required:
             raise VitrailError(

@@ -17,12 +17,11 @@ from numpy import ndarray
 from vitrail.data import cache
 from vitrail.data.loader import Loader, build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, Progress
-from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import as_images
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor
-from vitrail.inference.preprocess_images import load_image
+from vitrail.inference.preprocess_images import load_pixels
 from vitrail.inference.run import OutputBatch, iter_outputs, join_outputs
 
 DEFAULT_BATCH_SIZE = 64
@@ -60,7 +59,7 @@ def embed(
 
 def embed_image(predictor: Predictor, image: str | Path) -> Float32[ndarray, "1 d"]:
     """Return the features of one image; a bad image is an error."""
-    pixels = resize_and_crop(load_image(image), predictor.preprocess)
+    pixels = load_pixels(image, predictor.preprocess)
     features = predictor.features(pixels[None])
     if not np.isfinite(features).all():
         raise VitrailError(f"the model's output for {image} is not finite (NaN/Inf); its weights may be damaged")

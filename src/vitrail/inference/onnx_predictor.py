@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Num
 from numpy import ndarray
 
 from vitrail.errors import VitrailError
@@ -35,8 +35,8 @@ class OnnxPredictor(ExportedPredictor):
         # With dynamic activation scales, logits would depend on the rest of the batch.
         self._images_per_run = 1 if exported.export.get("activations") == "dynamic" else IMAGES_PER_RUN
 
-    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
-        check_image_shape(images, self._input_shape, self.config)
+    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+        check_image_shape(images, self._input_shape, self)
         try:
             return self._session(images, self._images_per_run)
         except Exception as error:  # its exceptions have no common base class
@@ -54,7 +54,7 @@ class OnnxSession:
         self._pool = ThreadPoolExecutor(self.threads)
 
     def __call__(
-        self, images: UInt8[ndarray, "b height width c"], images_per_run: int = IMAGES_PER_RUN
+        self, images: Num[ndarray, "b height width c"], images_per_run: int = IMAGES_PER_RUN
     ) -> Float32[ndarray, "b ..."]:
         """Return the first output."""
         images, output = np.ascontiguousarray(images), self.multi_threaded.get_outputs()[0].name

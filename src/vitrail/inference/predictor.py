@@ -1,6 +1,7 @@
-"""Predictors: uint8 images in, outputs out; by torch, by onnxruntime for an ONNX file, or by a torch.export program.
+"""Predictors: uint8 images, or bands in float32, in, outputs out; by torch, by onnxruntime for an ONNX file, or by a
+torch.export program.
 
-Images are as ``vitrail.data.transforms.resize_and_crop`` returns them; each predictor normalises them itself.
+Images are as ``vitrail.data.transforms.to_pixels`` returns them; each predictor normalises them itself.
 b images, c channels, k outputs per image, d wide.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float, Float32, UInt8
+from jaxtyping import Float, Float32, Num
 from numpy import ndarray
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from vitrail.tasks.task import Task
 
 
 class Predictor(ABC):
-    """Computes outputs of uint8 images; called from one thread at a time.
+    """Computes outputs of images; called from one thread at a time.
 
     All weights are in memory, so the file may be replaced or deleted while it is in use.
     """
@@ -61,10 +62,10 @@ class Predictor(ABC):
         return self.task.class_names
 
     @abstractmethod
-    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
         """Return the outputs of the model, such as logits; of a model without a classifier, its features."""
 
-    def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
+    def features(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
         """Return the features before the head."""
         if self.has_outputs:
             raise VitrailError(f"{self.source} can only predict, since it was exported; use the run it was exported from")
@@ -105,8 +106,11 @@ def require_preprocess(model: Model) -> Preprocess:
             "the model has no preprocessing config; set model.preprocess, such as "
             "vitrail.data.preprocess.vit_preprocess(model.config.image)"
         )
-    if len(preprocess.mean) not in (1, 3):
-        raise VitrailError(f"the model takes images of {len(preprocess.mean)} channels; those read from files have 1 or 3")
+    if not preprocess.raw and preprocess.channels not in (1, 3):
+        raise VitrailError(
+            f"the model takes {preprocess.channels} bands, and its preprocessing is for 8-bit images, which have 1 or 3; set "
+            "model.preprocess with raw=True and the mean and std of the bands, or fine-tune it on such images"
+        )
     return preprocess
 
 
@@ -126,10 +130,10 @@ class TorchPredictor(Predictor):
             source, encoder.config, preprocess, encoder.class_names, encoder.metadata, has_decoder=encoder is not model
         )
 
-    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
         return self._run(self.model, images)
 
-    def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
+    def features(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
         return self._run(self.encoder.features, images)
 
     @torch.inference_mode()
@@ -143,7 +147,7 @@ class TorchPredictor(Predictor):
             if was_training:
                 self.model.train()
 
-    def normalised(self, images: UInt8[ndarray, "b height width c"]) -> Float[Tensor, "b c height width"]:
+    def normalised(self, images: Num[ndarray, "b height width c"]) -> Float[Tensor, "b c height width"]:
         """Return the images as the model takes them, on its device and in its precision."""
         weight = next(self.model.parameters())
         pixels = rearrange(to_tensor(images), "b h w c -> b c h w").to(torch.float32, memory_format=torch.contiguous_format)
@@ -160,6 +164,6 @@ class TorchPredictor(Predictor):
         return self
 
 
-def to_tensor(images: UInt8[ndarray, "b height width c"]) -> UInt8[Tensor, "b height width c"]:
+def to_tensor(images: Num[ndarray, "b height width c"]) -> Num[Tensor, "b height width c"]:
     """Convert an array to a tensor, without a copy if possible."""
     return torch.from_numpy(images if images.flags.writeable else np.array(images))

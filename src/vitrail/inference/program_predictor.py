@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Num
 from numpy import ndarray
 
 from vitrail.errors import VitrailError, first_line
@@ -42,8 +42,8 @@ class ProgramPredictor(ExportedPredictor):
         self._size = [*height_and_width, exported.config.channels]
 
     @torch.inference_mode()
-    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
-        check_image_shape(images, self._size, self.config)
+    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+        check_image_shape(images, self._size, self)
         return self._program(to_tensor(np.ascontiguousarray(images)))[0].numpy()
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from einops import rearrange
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Float32, Int, Num
 from numpy import ndarray
 
 from vitrail.data.loader import Loader
 
-RunImages = Callable[[UInt8[ndarray, "b height width c"]], Float32[ndarray, "b ..."]]  # ``outputs`` or ``features``
+RunImages = Callable[[Num[ndarray, "b height width c"]], Float32[ndarray, "b ..."]]  # ``outputs`` or ``features``
 
 
 @dataclass(frozen=True)

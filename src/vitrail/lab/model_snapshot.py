@@ -101,7 +101,7 @@ def take_snapshot(model: Model, data: DatasetSplits, count: int = MEASURED_IMAGE
         raise VitrailError(f"{data.name} has no readable image; try --data fashion")
     preprocess = require_preprocess(vit)
     drawn_batch = next(_batches(vit, source, evenly_spaced(len(source), DRAWN_IMAGES)), batches[0][:DRAWN_IMAGES])
-    drawn_images = denormalise(drawn_batch.cpu().float(), preprocess.mean, preprocess.std)
+    drawn_images = denormalise(drawn_batch.cpu().float(), preprocess)
     return ModelSnapshot(
         attention_distance=head_statistics(vit, iter(batches)).distance.cpu().float().numpy(),
         filters=patch_filters(vit).cpu().float().numpy(),

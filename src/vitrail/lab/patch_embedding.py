@@ -106,7 +106,7 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
         f"and {double:.0e} in double. With the rows of E in the wrong order, the difference is "
         f"{differences_by_dtype['float64'][WRONG_ORDER]:.0%}."
     )
-    (image,) = denormalise(images, preprocess.mean, preprocess.std)
+    (image,) = denormalise(images, preprocess)
     figure = _patch_figure(image, images[0], weight, bias)
     parts: list[str | Figure] = [
         "<h2>Step by step</h2>",

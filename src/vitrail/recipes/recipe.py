@@ -16,6 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
 
+JITTER_FIELDS = ("brightness", "contrast", "saturation", "hue")
 MIN_INTERVAL = 10  # steps between two evaluations or checkpoints of a shortened run
 
 
@@ -130,6 +131,11 @@ class Recipe:
             raise VitrailError(
                 f"model and preprocess must agree on the image, got {self.model.image} of {self.model.channels} channels and "
                 f"{self.preprocess.image_size} of {len(self.preprocess.mean)}; change both"
+            )
+        jitter = [name for name in JITTER_FIELDS if self.preprocess.raw and getattr(self.augment, name)]
+        if jitter:
+            raise VitrailError(
+                f"augment.{jitter[0]} is defined for 8-bit images, and these are bands; try augment.{jitter[0]}=0"
             )
         self.task.check(self.model, self.augment)
         _check_trainable(self)

@@ -1,7 +1,7 @@
 """Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from vitrail.models.cost.masked import masked_cost
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
+RESERVED_COLUMNS = ("file", "error")  # of every prediction in a CSV file
 ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
 
 
@@ -34,6 +35,7 @@ class TaskConfig:
     has_targets: ClassVar[bool] = True  # whether a dataset has to have targets
     several_labels: ClassVar[bool | None] = None  # whether an image may have several; None: the task is not about labels
     mixes: ClassVar[bool] = True  # whether targets can be mixed, as Mixup and CutMix do
+    is_invariant: ClassVar[bool] = True  # whether targets stay the same if an image is flipped, or a part of it is cropped
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
     def __post_init__(self) -> None:
@@ -47,6 +49,10 @@ class TaskConfig:
     def num_outputs(self, class_names: Sequence[str]) -> int:
         """Return the number of outputs of the model, ``model.classes``, for a dataset with these classes."""
         return len(class_names)
+
+    def for_targets(self, names: tuple[str, ...]) -> "TaskConfig":
+        """Return the settings for a dataset whose targets are numbers of these names, none if they are something else."""
+        return self
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
         """Reject a model or an augmentation policy that the task cannot be trained with."""
@@ -140,6 +146,40 @@ class MultiLabel(TaskConfig):
             )
         if self.balanced_loss and self.loss != "sigmoid":
             raise VitrailError(f"task.balanced_loss weights the sigmoid loss, got task.loss={self.loss}; leave one of them out")
+
+
+@dataclass(frozen=True)
+class Regression(TaskConfig):
+    """One number per image, or several, in any units: ``targets`` are their names; empty: the dataset's."""
+
+    kind: Literal["regression"] = "regression"
+    targets: tuple[str, ...] = ()
+    loss: Literal["l2", "l1", "huber"] = "l2"
+    huber_delta: float = 1.0  # huber only: errors beyond it count linearly, in standard deviations of the training targets
+    labelled: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False  # the number of a blend of two images is hardly ever the blend of their numbers
+    is_invariant: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.huber_delta <= 0:
+            raise VitrailError(f"task.huber_delta must be above 0, got {self.huber_delta}; try task.huber_delta=1")
+        if len(set(self.targets)) < len(self.targets):
+            raise VitrailError(f"a target is named twice in {', '.join(self.targets)}; name each once")
+        for name in RESERVED_COLUMNS:
+            if name in self.targets:
+                raise VitrailError(f"a target must not be named {name!r}, which is a column of every prediction; rename it")
+
+    def num_outputs(self, class_names: Sequence[str]) -> int:
+        return len(self.targets)
+
+    def for_targets(self, names: tuple[str, ...]) -> "Regression":
+        if self.targets and names and self.targets != names:
+            raise VitrailError(
+                f"the task predicts {', '.join(self.targets)}, and the targets of the dataset are {', '.join(names)}; leave "
+                "targets out of the task"
+            )
+        return replace(self, targets=names or self.targets)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A preprocessed and augmented batch of a dataset as a contact sheet, with some of its images by each fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.augment.policy import Policy
-from vitrail.data.decode import to_pil
+from vitrail.data.band_statistics import find_bands, measure_bands
+from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
@@ -37,9 +39,13 @@ def draw_batch(
     step: int,
     seed: int,
     fit: Fit = "crop",
+    bands: Sequence[int] = (),
 ) -> BatchSheet:
     """Draw a batch: train images augmented as in training, validation and test images as in evaluation. Below it are its first
-    images by each fit, unless they all have the input's aspect ratio."""
+    images by each fit, unless they all have the input's aspect ratio.
+
+    ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
+    """
     source = data.splits[split]
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
@@ -48,15 +54,15 @@ def draw_batch(
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
-    sheet = contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels)
+    sheet = contact_sheet(denormalise(batch.images, preprocess, bands), labels)
     originals = [source.read(index) for index in batch.indices[:NUM_FITTED].tolist()]
     if not all(_has_aspect_ratio(content, preprocess.image_size) for content in originals):
-        sheet = _stack(sheet, draw_fits(originals, preprocess))
+        sheet = _stack(sheet, draw_fits(originals, preprocess, bands))
     return BatchSheet(sheet, batch.indices.tolist(), labels, preprocess)
 
 
 def _has_aspect_ratio(content: bytes | ndarray, image_size: tuple[int, int]) -> bool:
-    image = to_pil(content)
+    image = to_view(content)
     return image.width * image_size[0] == image.height * image_size[1]
 
 
@@ -71,12 +77,15 @@ def _build_loader(
     source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int, fit: Fit
 ) -> Loader:
     """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
-    first = source.read(0)
+    first, bands = source.read(0), find_bands(source)
     channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
     native_size = (
         (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
     )
     preprocess = Preprocess(image_size or native_size, fit=fit, mean=(0.5,) * channels, std=(0.5,) * channels)
+    if bands is not None:
+        measured = measure_bands(source, bands.bands)
+        preprocess = replace(preprocess, mean=measured.mean, std=measured.std, raw=True)
     return (
         build_train_loader(source, preprocess, batch_size, policy, seed)
         if split == "train"

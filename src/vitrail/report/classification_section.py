@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.decode import to_pil
+from vitrail.data.band_view import to_view
 from vitrail.data.sources.dataset import Dataset
 from vitrail.evaluation.classification import ClassificationEvaluation, SplitPredictions, summarise_predictions
 from vitrail.evaluation.per_class import confusion_matrix, most_confused
@@ -92,7 +92,7 @@ def _highest_losses(dataset: Dataset, evaluation: ClassificationEvaluation) -> I
     names, predictions = dataset.class_names, evaluation.predictions
     losses = per_image_scores(predictions.logits, predictions.labels)["loss"]
     worst = losses.argsort(descending=True, stable=True)[:NUM_HIGHEST_LOSSES]
-    images = [to_pil(dataset.read(int(predictions.indices[row]))) for row in worst]
+    images = [to_view(dataset.read(int(predictions.indices[row]))) for row in worst]
     captions = [_caption(names[predictions.labels[row]], names[predictions.predicted[row]]) for row in worst]
     sheet_uri = data_uri(contact_sheet(images, captions, columns=8))
     yield f'<h2>Highest losses</h2><img alt="Images with the highest losses" src="{sheet_uri}">'

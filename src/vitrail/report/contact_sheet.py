@@ -12,7 +12,9 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from vitrail.data.band_view import draw_bands
 from vitrail.data.decode import to_pil
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import printable
 from vitrail.plot.canvas import MAX_NEAREST_SIDE
 
@@ -71,9 +73,11 @@ def _truncate(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max
     return text
 
 
-def denormalise(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
-    """Invert the normalisation: return the images behind a model's input."""
-    scale, shift = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+def denormalise(images: Float[Tensor, "n c h w"], preprocess: Preprocess, bands: Sequence[int] = ()) -> list[Image.Image]:
+    """Invert the normalisation: return the images behind a model's input. ``bands``: those that are drawn, numbered from 1."""
+    scale, shift = torch.tensor(preprocess.std)[:, None, None], torch.tensor(preprocess.mean)[:, None, None]
+    if preprocess.raw or bands:
+        return draw_bands(((images * scale + shift) * preprocess.scale).permute(0, 2, 3, 1).numpy(), bands)
     values = ((images * scale + shift) * 255).round().clamp(0, 255).byte()
     return [to_pil(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in values]
 

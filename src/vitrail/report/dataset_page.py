@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from vitrail.augment.counter_rng import permutation
+from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
-from vitrail.data.decode import decode, to_pil
 from vitrail.data.sources.dataset import Dataset, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
@@ -30,7 +30,7 @@ def sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image
     images, captions = [], []
     for index in balanced_sample(_group_of_each(dataset), max_images).tolist():
         content = dataset.read(index)
-        images.append(decode(content, min_size=(128, 128)) if isinstance(content, bytes) else to_pil(content))
+        images.append(to_view(content, min_size=(128, 128)))
         captions.append(label_name(dataset, index))
     return contact_sheet(images, captions, columns=10) if images else None
 

@@ -67,7 +67,7 @@ def error_saliency(
     rows = rows[torch.from_numpy(batch.readable)]
     predicted, true = predictions.predicted[rows], predictions.labels[rows]
     predicted_maps, true_maps = (saliency(model, batch.images, METHOD, classes).numpy() for classes in (predicted, true))
-    images = denormalise(batch.images, preprocess.mean, preprocess.std)
+    images = denormalise(batch.images, preprocess)
     return [
         (_enlarge(image), _overlay(image, one), _overlay(image, other), (dataset.class_names[a], dataset.class_names[b]))
         for image, one, other, a, b in zip(images, predicted_maps, true_maps, predicted.tolist(), true.tolist(), strict=True)

@@ -96,7 +96,7 @@ def _maps(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) 
     """Yield the image with its patches and the saliency maps; for another class of the same image, only those that differ."""
     preprocess = vit.preprocess
     assert preprocess is not None
-    (image,) = denormalise(explanation.image[None].float(), preprocess.mean, preprocess.std)
+    (image,) = denormalise(explanation.image[None].float(), preprocess)
     queries = [
         (int(row), int(column)) for row, sep, column in (query.partition(",") for query in explanation.attention_rows) if sep
     ]

@@ -9,9 +9,9 @@ from jaxtyping import Int
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import to_pil
+from vitrail.data.band_view import pixels_to_view, to_view
 from vitrail.data.preprocess import Fit, Preprocess
-from vitrail.data.transforms import crop_window, resize_and_crop
+from vitrail.data.transforms import crop_window, to_pixels
 from vitrail.report.contact_sheet import contact_sheet
 
 SIDE = 160  # pixels of a drawn image
@@ -50,16 +50,16 @@ def _cost(size: tuple[int, int], preprocess: Preprocess) -> FitCost:
     )
 
 
-def draw_fits(contents: Sequence[bytes | ndarray], preprocess: Preprocess) -> Image.Image:
+def draw_fits(contents: Sequence[bytes | ndarray], preprocess: Preprocess, bands: Sequence[int] = ()) -> Image.Image:
     """Draw a row for every image, encoded or as pixels: the original, and the model's input by each fit."""
     cells, captions = [], []
     for content in contents:
-        original = to_pil(content)
+        original = to_view(content, bands=bands)
         cells.append(original)
         captions.append(f"{original.width} x {original.height}")
         for fit, cost in measure_fits(np.array([[original.height, original.width]]), preprocess).items():
-            pixels = resize_and_crop(original, preprocess.with_fit(fit))
-            cells.append(to_pil(pixels))
+            pixels = to_pixels(content, preprocess.with_fit(fit))
+            cells.append(pixels_to_view(pixels, bands))
             captions.append(f"{fit}: {describe_cost(fit, cost)}")
     return contact_sheet(cells, captions, columns=1 + len(FITS), side=SIDE)
 

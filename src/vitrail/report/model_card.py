@@ -19,6 +19,7 @@ from vitrail.report.model_card_yaml import (
     CardFormat,
     has_several_labels,
     is_worth_listing,
+    predicted_numbers,
     reported_split,
     section,
     yaml_header,
@@ -47,10 +48,10 @@ def model_card(
     parts = [
         yaml_header(metadata, config, name, license, format),
         f"# {name.rpartition('/')[2]}\n\n{_description(metadata, config)}",
-        f"## Usage\n\n{_usage(config, name, format)}",
+        f"## Usage\n\n{_usage(metadata, config, name, format)}",
         f"## Evaluation\n\n{_evaluation(metadata, config, num_images or {})}",
         f"## Preprocessing\n\n{_preprocessing(metadata, format)}",
-        *([f"## Classes\n\n{_classes(metadata, config, class_metrics)}"] if config.classes else []),
+        *_outputs_section(metadata, config, class_metrics),
         f"## Training\n\n{_training(metadata)}",
         "## Limitations\n\n" + "\n".join(f"- {line}" for line in _limitations(metadata, config, assumed)),
         _footer(metadata),
@@ -78,7 +79,9 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     colours = {1: "grey", 3: "colour"}.get(config.channels, f"{config.channels}-channel")
     size = f"{costs.parameters:,} parameters, {costs.macs:,} multiply-adds per image"
     lines = [f"{architecture}, for {colours} images of {format_size(config.image)} pixels: {size}."]
-    if config.classes and has_several_labels(metadata):
+    if targets := predicted_numbers(metadata):
+        lines.append(f"It predicts {_plural(len(targets), 'number')} per image: {', '.join(map(_code, targets))}.")
+    elif config.classes and has_several_labels(metadata):
         lines.append(f"It predicts which of {config.classes:,} labels an image has: several, one or none.")
     elif config.classes:
         lines.append(f"It classifies images into {config.classes:,} classes.")
@@ -89,7 +92,7 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     return " ".join(lines)
 
 
-def _usage(config: ModelConfig, name: str, format: CardFormat) -> str:
+def _usage(metadata: Mapping[str, Any], config: ModelConfig, name: str, format: CardFormat) -> str:
     if config.classes:
         python = f'model = vitrail.load("hf:{name}")\nprint(vitrail.predict(model, ["image.jpg"]))'
         shell = f"vitrail predict hf:{name} image.jpg"
@@ -97,7 +100,7 @@ def _usage(config: ModelConfig, name: str, format: CardFormat) -> str:
         python = f'model = vitrail.load("hf:{name}")\nfeatures = vitrail.embed(model, ["image.jpg"]).values'
         shell = f"vitrail finetune hf:{name} DATA\nvitrail probe hf:{name} DATA"
     text = f"```python\nimport vitrail\n\n{python}\n```\n\n```sh\n{shell}\n```"
-    if format == "huggingface" and config.classes:
+    if format == "huggingface" and config.classes and not predicted_numbers(metadata):
         pipe = f'classify = pipeline("image-classification", "{name}")\nprint(classify("image.jpg"))'
         text += f"\n\nOr without Vitrail:\n\n```python\nfrom transformers import pipeline\n\n{pipe}\n```"
     return text
@@ -113,9 +116,8 @@ def _evaluation(metadata: Mapping[str, Any], config: ModelConfig, num_images: Ma
         split_name = f"{split}, {num_images[split]:,} images" if split in num_images else split
         for key, value in metrics[split].items():
             if is_worth_listing(key, metrics[split], metadata):
-                rows.append(
-                    f"| {split_name} | {METRIC_NAMES.get(key, key)} | {_format_metric(key, value, num_images.get(split))} |"
-                )
+                text = _format_metric(key, value, num_images.get(split), metadata)
+                rows.append(f"| {split_name} | {METRIC_NAMES.get(key, key)} | {text} |")
     notes = {
         "test": "The test images were evaluated once, after the weights had been selected.",
         "validation": "The weights were selected on validation, whose metrics are therefore optimistic.",
@@ -126,9 +128,11 @@ def _evaluation(metadata: Mapping[str, Any], config: ModelConfig, num_images: Ma
     return "\n".join(rows) + "\n\n" + " ".join(notes[split] for split in notes if split in ("", *splits))
 
 
-def _format_metric(key: str, value: float, count: int | None) -> str:
+def _format_metric(key: str, value: float, count: int | None, metadata: Mapping[str, Any]) -> str:
     if key in UNSCALED_METRICS:
         return f"{value:.4f}"
+    if predicted_numbers(metadata):
+        return f"{value:.4g}"
     if not count or key not in ("top1", "top5"):
         return f"{value:.2%}"
     low, high = wilson_interval(value, count)
@@ -150,9 +154,24 @@ def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
     file_name = "`vitrail.json`" if format == "vitrail" else "`preprocessor_config.json`"
     return (
         f"Images are {resized[preprocess.fit]} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; "
-        "values from 0 to 1 are normalised with "
+        f"{'the bands' if preprocess.raw else 'values from 0 to 1'} are normalised with "
         f"mean {mean} and standard deviation {std}. Programs read this from {file_name}."
     )
+
+
+def _outputs_section(
+    metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield a section on the classes, or on the units of the numbers."""
+    if targets := predicted_numbers(metadata):
+        state = section(metadata, "task_state")
+        mean, std = section(state, "mean"), section(state, "std")
+        rows = [f"| {_code(name)} | {mean.get(name, 0):.4g} | {std.get(name, 1):.4g} |" for name in targets]
+        head = "| target | mean | standard deviation |\n|---|---|---|"
+        note = "Of the training images. Predictions are in these units; the model's own outputs are standardised by them."
+        yield "## Targets\n\n" + "\n".join([head, *rows]) + f"\n\n{note}"
+    elif config.classes:
+        yield f"## Classes\n\n{_classes(metadata, config, class_metrics)}"
 
 
 def _classes(metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -201,7 +220,7 @@ def _training(metadata: Mapping[str, Any]) -> str:
         "steps": f"{recipe.get('steps', 0):,} of {recipe.get('batch_size', 0):,} images{step_note}",
         "optimiser": f"{optim.get('name')}, learning rate {optim.get('lr')}{matrices}, decay {optim.get('weight_decay')}",
         "schedule": f"{schedule.get('kind')}, {_plural(schedule.get('warmup_steps', 0), 'step')} of warmup",
-        "loss": f"{task.get('loss')}, label smoothing {task.get('label_smoothing')}",
+        "loss": f"{task.get('loss')}" + (f", label smoothing {task['label_smoothing']}" if "label_smoothing" in task else ""),
         "EMA decay": recipe.get("ema_decay") or "none",
         "seed": recipe.get("seed"),
     }
@@ -214,7 +233,9 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
     if assumed:
         settings = "; ".join(_without_hint(item) for item in assumed)
         yield f"The weight file does not record everything; these settings were assumed: {printable(settings)}."
-    if config.classes:
+    if predicted_numbers(metadata):
+        yield "It gives a number for any image, also for one without what it measures, and does not say how certain it is."
+    elif config.classes:
         sigmoid = has_several_labels(metadata) or section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"
         yield f"It has only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
@@ -223,8 +244,10 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
     if reported_split(metadata):
         yield "The metrics hold for images like those of the evaluation; other cameras, locations and times were not evaluated."
     yield "Fairness across groups and robustness to noise, blur and weather are not recorded."
-    if config.classes and not any(
-        "ece" in values for values in section(metadata, "metrics").values() if isinstance(values, dict)
+    if (
+        config.classes
+        and not predicted_numbers(metadata)
+        and not any("ece" in values for values in section(metadata, "metrics").values() if isinstance(values, dict))
     ):
         yield "Its calibration is not recorded: of predictions with 90 % confidence fewer than nine in ten may be correct."
     yield "It inherits the biases of its training data, which is not part of this repository."

@@ -24,6 +24,10 @@ METRIC_NAMES = {
     "hamming": "Hamming loss",
     "subset_accuracy": "images with all labels right",
     "coverage": "coverage, in labels",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "r2": "R²",
+    "standardised_mae": "mean absolute error in standard deviations",
 }
 HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "map": "mean_average_precision", "f1_micro": "f1"}  # by the hub's names
 
@@ -31,7 +35,8 @@ HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "map": "mean_average_prec
 def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, license: str | None, format: CardFormat) -> str:
     """Return the header; every value is JSON, so that no name can break the YAML."""
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
-    task = "image-classification" if config.classes else "image-feature-extraction"
+    kind = "image-classification" if config.classes else "image-feature-extraction"
+    task = "other" if predicted_numbers(metadata) else kind
     method = [metadata["masking"]["method"], "self-supervised"] if metadata.get("masking") else []
     family = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
     header: dict[str, Any] = {
@@ -93,6 +98,12 @@ def reported_split(metadata: Mapping[str, Any]) -> str | None:
     """Return the split whose metrics say most about new images."""
     metrics = section(metadata, "metrics")
     return next((split for split in ("test", "validation") if isinstance(metrics.get(split), dict) and metrics[split]), None)
+
+
+def predicted_numbers(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the numbers that a regression predicts; none for another task."""
+    task = section(section(metadata, "recipe"), "task")
+    return tuple(map(str, task.get("targets", ()))) if task.get("kind") == "regression" else ()
 
 
 def section(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:

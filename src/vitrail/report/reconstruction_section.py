@@ -70,7 +70,7 @@ def reconstruction_section(reconstructions: Mapping[int, Mapping[str, ndarray]],
 
 def reconstruction_sheet(arrays: Mapping[str, ndarray]) -> Image.Image:
     """Draw one column per image with its original, its masked input and the prediction."""
-    images = [to_pil(np.ascontiguousarray(one)) for name in ROWS for one in arrays[name]]
+    images = [to_pil(np.ascontiguousarray(one[..., : 3 if one.shape[2] >= 3 else 1])) for name in ROWS for one in arrays[name]]
     captions = [name if not number else "" for name in ROWS for number in range(len(arrays[name]))]
     return contact_sheet(images, captions, columns=len(arrays[ROWS[0]]), side=SIDE)
 

@@ -20,9 +20,8 @@ import numpy as np
 from numpy import ndarray
 from starlette.requests import ClientDisconnect
 
-from vitrail.data.decode import decode
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import resize_and_crop
+from vitrail.data.transforms import to_pixels
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.serve.config import ServeConfig
@@ -165,9 +164,8 @@ class Batcher:
     def _warm_up(self, predictor: Predictor) -> Predictor:
         """Run the predictor once, so that no client waits for compilation or allocation, and time it."""
         require_outputs(predictor)
-        blank = np.full(
-            (self.config.max_batch, *predictor.preprocess.image_size, len(predictor.preprocess.mean)), 128, np.uint8
-        )
+        preprocess = predictor.preprocess
+        blank = np.full((self.config.max_batch, *preprocess.image_size, preprocess.channels), 128, preprocess.pixel_type)
         predictor.outputs(blank[:1])
         start = time.monotonic()
         predictor.outputs(blank)
@@ -237,7 +235,7 @@ def _set_results(results: list[tuple[QueuedImage, Any]]) -> None:
 def _preprocess(content: bytes, preprocess: Preprocess, max_pixels: int) -> ndarray | RequestError:
     """Return the preprocessed image, or the error."""
     try:
-        return resize_and_crop(decode(content, max_pixels=max_pixels), preprocess)
+        return to_pixels(content, preprocess, max_pixels)
     except VitrailError as error:
         return RequestError(422, str(error), "invalid", is_image_error=True)
     except MemoryError:

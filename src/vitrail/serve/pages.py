@@ -29,7 +29,10 @@ function cells(row){  // of a classifier the labels, of any other task its field
     return [...chosen.length?chosen:[["no label reaches its threshold",""]],
       ...others.map(entry=>[entry.label+" (below its threshold)",percent(entry.probability)])]}
   if(row.top)return row.top.map(entry=>[entry.label,percent(entry.probability)]);
-  return Object.entries(row).filter(([name])=>name!=="file").map(([name,value])=>[name,show(value)])}
+  return fields(row).map(([name,value])=>[name,show(value)])}
+function fields(row){  // numbers by name are a row each
+  return Object.entries(row).filter(([name])=>name!=="file").flatMap(([name,value])=>
+    value&&typeof value==="object"&&!Array.isArray(value)?Object.entries(value):[[name,value]])}
 function show(value){
   return typeof value==="number"?String(Number(value.toPrecision(6))):typeof value==="string"?value:JSON.stringify(value)}
 form.addEventListener("submit",async event=>{
@@ -64,7 +67,7 @@ def front_page(predictor: Predictor | None, source: str, config: ServeConfig) ->
     pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
     limits = f"Up to {config.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(description)}
-<form>{token}<p><input type=file name=files accept="image/*" multiple required>
+<form>{token}<p><input type=file name=files accept="image/*,.npy" multiple required>
 <p><label><input type=checkbox name=explain> show a saliency map</label>
 <label>of <input name=label placeholder="the most probable class" size=24></label><p><button>Predict</button></form>
 <div id=out></div><p>{limits} From a program:
@@ -77,7 +80,7 @@ curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 def describe_outputs(task: Task) -> str:
     """Return what a model predicts: ``10 classes``, or the name of another task."""
     if not task.has_classes:
-        return f"a model for {task.config.name}"
+        return task.description
     if task.config.several_labels:
         return f"any of {len(task.class_names):,} labels per image"
     return f"{len(task.class_names):,} {'class' if len(task.class_names) == 1 else 'classes'}"

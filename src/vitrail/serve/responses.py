@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from einops import repeat
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Num
 from numpy import ndarray
 from PIL import Image
 
+from vitrail.data.band_view import pixels_to_view
 from vitrail.errors import VitrailError, printable
 from vitrail.evaluation.explanations import output_index, output_names
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, saliency
@@ -46,9 +47,9 @@ def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
         raise RequestError(422, printable(str(error)), "type") from None
     names = output_names(predictor.task)  # none if the outputs are those of a decoder, which maps cannot explain
 
-    def compute(_: Predictor, pixels: UInt8[ndarray, "height width c"]) -> dict[str, Any]:
+    def compute(_: Predictor, pixels: Num[ndarray, "height width c"]) -> dict[str, Any]:
         outputs = predictor.outputs(pixels[None])[0]  # only the compute thread uses the predictor
-        index = int(outputs.argmax()) if target_index is None and names else target_index
+        index = predictor.task.default_output(torch.from_numpy(outputs)) if target_index is None and names else target_index
         try:
             targets = None if index is None or method in CLASS_AGNOSTIC_METHODS else torch.tensor([index])
             values = saliency(predictor.encoder, predictor.normalised(pixels[None]), method, targets)[0]
@@ -62,9 +63,9 @@ def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
     return compute
 
 
-def saliency_overlay(pixels: UInt8[ndarray, "height width c"], grid: Float32[ndarray, "y x"]) -> bytes:
+def saliency_overlay(pixels: Num[ndarray, "height width c"], grid: Float32[ndarray, "y x"]) -> bytes:
     """Return a PNG of the saliency map over a grey copy of the model's input."""
-    grey = np.asarray(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("L"))
+    grey = np.asarray(pixels_to_view(pixels).convert("L"))
     height, width = grey.shape
     scale = max(1, OVERLAY_SIDE // max(height, width))
     size = width * scale, height * scale

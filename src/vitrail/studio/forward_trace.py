@@ -18,7 +18,7 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window, normalise, resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, attention, pooled_attention, pooling_weights
+from vitrail.explain.attention import as_vit, attention, eval_mode, pooled_attention, pooling_weights
 from vitrail.explain.gradient import logit_lens
 from vitrail.explain.head_statistics import token_norms
 from vitrail.inference.predictor import require_preprocess
@@ -61,6 +61,7 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
         if target_class is None
         else (1 + (probabilities > probabilities[:, [target_class]]).sum(1)).tolist(),  # of the target in every state
         "top": top_classes(vit, probabilities[-1]),
+        "numbers": predicted_numbers(vit, images),
         "full_attention": "attention" in arrays,
         "preprocess": _preprocessing(original.size, preprocess),
         "sigmoid": (task := model_task(vit)).has_sigmoid,
@@ -97,10 +98,28 @@ def class_label(vit: ViT, class_index: int) -> str:
 def resolve_target(vit: ViT, target: int | None, logits: Float[Tensor, " k"]) -> int | None:
     """Return the target class, else the predicted one; None for a model without a head."""
     if target is None:
-        return int(logits.argmax()) if vit.config.classes else None
-    if not vit.config.classes:
-        raise VitrailError("a model without a head (classes=0) predicts no class; leave it out, or load the head")
+        return int(logits.argmax()) if count_classes(vit) else None
+    if not count_classes(vit):
+        raise VitrailError("a model without a head (classes=0), or of another task, predicts no class; leave it out")
     return check_index("class", target, vit.config.classes)
+
+
+def count_classes(vit: ViT) -> int:
+    """Return the number of classes; 0 if the model has no head, or its outputs are no classes."""
+    return vit.config.classes if model_task(vit).has_classes else 0
+
+
+@torch.no_grad()
+def predicted_numbers(vit: ViT, images: Float[Tensor, "1 c height width"]) -> list[Metadata]:
+    """Return the outputs of a model that predicts no classes by name, in the units of its targets."""
+    task = model_task(vit)
+    if task.has_classes or not vit.config.classes:
+        return []
+    with eval_mode(vit):
+        outputs = vit(images)[0]
+    check_finite_arrays({"outputs": to_float32_array(outputs)})
+    values = task.restore(outputs.double()).tolist()
+    return [{"name": name, "value": value} for name, value in zip(task.output_names, values, strict=True)]
 
 
 def check_index(name: str, value: int, length: int) -> int:
@@ -130,7 +149,7 @@ def _normalise(vit: ViT, pixels: UInt8[ndarray, "height width c"], preprocess: P
 
 def _state_logits(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Float[Tensor, "s k"]:
     """Return the logits of every state; the last row is the model's output."""
-    return logit_lens(vit, images)[:, 0] if vit.config.classes else images.new_zeros(len(vit.blocks) + 1, 0)
+    return logit_lens(vit, images)[:, 0] if count_classes(vit) else images.new_zeros(len(vit.blocks) + 1, 0)
 
 
 def _lens_classes(probabilities: Float[Tensor, "s k"], target: int | None) -> list[int]:
@@ -183,7 +202,7 @@ def _model_shape(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Metadat
         "pool": config.pool,
         "pool_prefix": config.pool_prefix,
         "tokens": count_tokens(vit, images),
-        "classes": config.classes,
+        "classes": count_classes(vit),
         "scale": (config.width // config.heads) ** -0.5,
     }
 

@@ -147,7 +147,7 @@ class ModelStore:
         key = stored.id, step, self.version(stored.id, step)
         if key not in self._loaded:
             with quiet_loading():
-                model = self._loaded[key] = _load_model(stored, step)
+                model = self._loaded[key] = _require_eight_bits(_load_model(stored, step), stored)
             if not model.class_names and len(self._class_names) == model.config.classes:
                 model.class_names = self._class_names or None
         self._loaded.move_to_end(key)
@@ -169,6 +169,14 @@ def _load_model(stored: StoredModel, step: int | None) -> Model:
     if stored.run is None:
         raise VitrailError(f"{stored.name} is not a run, so it has no checkpoints; leave the step out")
     return load_checkpoint(stored.run, step)
+
+
+def _require_eight_bits(model: Model, stored: StoredModel) -> Model:
+    if model.preprocess is not None and model.preprocess.raw:
+        raise VitrailError(
+            f"the studio draws 8-bit images, and {stored.name} takes {model.preprocess.channels} bands; try vitrail explain"
+        )
+    return model
 
 
 def _stored_model(id: str, source: str) -> StoredModel:

@@ -159,10 +159,12 @@ class RunPredictions:
     def _missing_reason(self) -> str:
         """Explain why there are no predictions."""
         recipe, name = self.run.recipe(), self.run.folder.name
+        if recipe.task.has_targets and recipe.task.several_labels is None:
+            return (
+                f"{name} predicts no classes, so it has no confusion matrix; its report.html and `vitrail evaluate` have more"
+            )
         if not recipe.task.labelled:
             return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"
-        if recipe.task.several_labels is None:
-            return f"{name} predicts no classes, so it has no confusion matrix; `vitrail evaluate` gives its metrics"
         if self.run.result() is None:
             progress = f"step {last_logged_step(self.run):,} of {recipe.steps:,}"
             return f"the predictions of {name} are saved when it is finished; it is at {progress}"

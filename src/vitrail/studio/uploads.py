@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from threading import Lock
 from typing import Any
 
-from vitrail.data.decode import BadImage, decode
+from vitrail.data.bad_image import BadImage
+from vitrail.data.decode import decode
 from vitrail.errors import VitrailError, printable
 
 MAX_UPLOADS, MAX_UPLOAD_BYTES, MAX_TOTAL_BYTES = 20, 2**24, 2**26  # number of images, bytes of one, bytes of all

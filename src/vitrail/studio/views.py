@@ -30,6 +30,7 @@ from vitrail.studio.forward_trace import (
     check_finite_arrays,
     check_index,
     class_label,
+    count_classes,
     count_tokens,
     resolve_target,
     to_float32_array,
@@ -48,7 +49,7 @@ def saliency_with_curves(
     methods = [*SALIENCY_METHODS, *BASELINES]
     if method not in methods:
         raise VitrailError(f"there is no method {method[:40]!r}; there are {', '.join(methods)}{did_you_mean(method, methods)}")
-    if not vit.config.classes:
+    if not count_classes(vit):
         resolve_target(vit, target, images.new_zeros(0))
         return _saliency_without_head(vit, images, method)
     target_class = resolve_target(vit, target, _logits(vit, images))
@@ -81,8 +82,8 @@ def ablation_effect(
 ) -> Metadata:
     """Return the probabilities with and without some patches; ``target`` is a class that is always included."""
     vit = as_vit(model)
-    if not vit.config.classes:
-        raise VitrailError("a model without a head (classes=0) predicts no class; load it with its head")
+    if not count_classes(vit):
+        raise VitrailError("a model without a head (classes=0), or of another task, predicts no class; name a classifier")
     count = count_tokens(vit, images) - vit.config.prefix_tokens
     indices = [check_index("patches", patch, count) for patch in patches]
     logits_after = ablate(vit, images, indices, mode, seed)[0]

@@ -148,7 +148,10 @@ class MaskedImageTask(Task):
         return (images * scale[:, None, None] + shift[:, None, None]).clamp(0, 1)
 
     def _std_and_mean(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.preprocess.std, device=device), torch.tensor(self.preprocess.mean, device=device)
+        std, mean = self.preprocess.std, self.preprocess.mean
+        if self.preprocess.raw:  # bands are drawn from two standard deviations below the mean to two above
+            std, mean = (0.25,) * len(std), (0.5,) * len(mean)
+        return torch.tensor(std, device=device), torch.tensor(mean, device=device)
 
 
 def patchify(images: Float[Tensor, "b c height width"], patch: Pair) -> Float[Tensor, "b n k"]:

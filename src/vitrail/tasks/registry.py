@@ -14,9 +14,10 @@ from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
+from vitrail.tasks.regression import RegressionTask
 from vitrail.tasks.task import TASKS, Task
 
-BUILT_IN = (ClassificationTask, MultiLabelTask, MaskedImageTask)
+BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, MaskedImageTask)
 
 
 def build_task(
@@ -47,4 +48,4 @@ def recorded_task(
 
 def class_probabilities(model: Model, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """Return the probability of each class, as in ``vitrail.predict``; of a model without a head, those of no class."""
-    return model_task(model).probabilities(logits.double()) if model.config.classes else logits.double()
+    return model_task(model).probabilities(logits.double()) if logits.shape[-1] else logits.double()

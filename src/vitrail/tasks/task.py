@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ImageScore:
-    """What ``Task.image_scores`` measures."""
+    """The measure of ``Task.image_scores``."""
 
     key: str  # in JSON
     title: str
@@ -102,8 +102,20 @@ class Task(ABC):
 
     def with_data(self, data: DatasetSplits) -> "Task":
         """Check the dataset to train on, and return the task with what it needs to know about it."""
-        require_targets(self, data.train, data.name)
+        self.require_targets(data.train, data.name)
         return self
+
+    def require_targets(self, dataset: Dataset, name: str) -> None:
+        """Raise if the task learns from targets other than classes, and the dataset has none for it."""
+        if self.config.labelled or not self.config.has_targets or not len(dataset):
+            return
+        if (dataset.labels >= 0).any():
+            raise VitrailError(
+                f"the targets of {name} are classes, which {self.config.name} cannot learn; give numbers as floats"
+            )
+        first = dataset.target(0)
+        if type(first) is int and first == -1:  # what an image without a target has
+            raise VitrailError(f"{name} has no targets, which {self.config.name} needs; give pairs of image and target")
 
     def with_loss(self, loss: Loss) -> "Task":
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
@@ -166,6 +178,24 @@ class Task(ABC):
         return {}
 
     @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs: the classes, or their indices."""
+        return self.class_names if self.has_classes else tuple(map(str, range(self.model.classes)))
+
+    def default_output(self, outputs: Tensor) -> int:
+        """Return the index of the output that is explained unless another is named: the largest."""
+        return int(outputs.argmax())
+
+    @property
+    def description(self) -> str:
+        """The purpose of a model for the task, in a few words."""
+        return f"a model for {self.config.name}"
+
+    def restore(self, outputs: Tensor) -> Tensor:
+        """Return the outputs in the units of the targets, if the model has others."""
+        return outputs
+
+    @property
     def has_sigmoid(self) -> bool:
         """Whether the probability of each class is the sigmoid of its logit, so that they need not sum to one."""
         return False
@@ -197,17 +227,6 @@ class Task(ABC):
     def agreement(self, outputs: Tensor, expected: Tensor) -> float:
         """Return how well outputs agree with the expected ones, at most 1: here, 1 minus their relative error."""
         return 1 - float((outputs.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
-
-
-def require_targets(task: Task, dataset: Dataset, name: str) -> None:
-    """Raise if a task learns from targets other than classes, and the dataset has none."""
-    if task.config.labelled or not task.config.has_targets or not len(dataset):
-        return
-    if (dataset.labels >= 0).any():
-        raise VitrailError(f"the targets of {name} are classes, which {task.config.name} cannot learn; give numbers as floats")
-    first = dataset.target(0)
-    if type(first) is int and first == -1:  # what an image without a target has
-        raise VitrailError(f"{name} has no targets, which {task.config.name} needs; give pairs of image and target")
 
 
 @torch.inference_mode()

@@ -11,10 +11,11 @@ from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, select_images
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
+from vitrail.data.sources.numbers import check_numbers
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.task_config import Classification, TaskConfig
+from vitrail.recipes.task_config import Classification, Regression, TaskConfig
 
 MAX_LISTED = 5  # bad files, and duplicate groups
 
@@ -42,6 +43,8 @@ def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress 
 
 def check_targets(data: DatasetSplits, task: TaskConfig) -> None:
     """Refuse a dataset without any class label for a task that leaves out images without one."""
+    if isinstance(task, Regression):
+        check_regression_targets(data)
     if isinstance(task, Classification) and data.train.label_sets is not None:
         raise VitrailError(f"{data.name} has several labels per image, which {task.name} cannot learn; leave the task out")
     if not task.labelled or not len(data.train) or data.train.has_label.any():
@@ -57,6 +60,17 @@ def check_targets(data: DatasetSplits, task: TaskConfig) -> None:
     if not isinstance(task, Classification):
         remedy = f"set labelled = False in {type(task).__name__} if its targets are not classes"
     raise VitrailError(f"the targets of {task.name} must be class labels, and {data.name} has {found}; {remedy}")
+
+
+def check_regression_targets(data: DatasetSplits) -> None:
+    """Refuse a dataset without numbers, and name the first image whose number is missing."""
+    if not data.target_names and len(data.train):
+        numbers = data.train.number_names
+        remedy = f"name one of them: target={numbers[0]}" if numbers else "name their column: target=COLUMN, or give floats"
+        listed = f", though it can tell {', '.join(numbers)}" if numbers else ""
+        raise VitrailError(f"the targets of {data.name} are not numbers{listed}; {remedy}")
+    for split in data.splits.values():
+        check_numbers(split)
 
 
 def load_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetSplits:

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitrail.augment.policy import get_policy
 from vitrail.config import override
+from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.preprocess import Fit
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import SplitFractions
@@ -23,13 +24,15 @@ from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.recipes.task_config import Classification, MultiLabel, TaskConfig
+from vitrail.recipes.task_config import Classification, MultiLabel, Regression, TaskConfig
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
 from vitrail.weights.load import load, quiet_loading
 
+EIGHT_BIT_CHANNELS = 3
+COLOUR_NOTE = "RandAugment applies only its geometric operations to bands: those of colours are defined for 8-bit images"
 PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384  # the paper fine-tunes at a higher resolution
 
 
@@ -143,11 +146,12 @@ def prepare_training(
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain with method={recipe}")
     options = options or RecipeOptions()
     opened = _open(data, options, task, progress, group)
-    learned = task or detect_task(opened)
+    task, learned = _learned_task(opened, task)
     context = dataset_context(opened, learned, model, image)
     is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
     selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
     prepared = _apply_options(selected, opened, options, progress)
+    prepared = _with_augmentation_note(prepared, options)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -194,12 +198,13 @@ def prepare_finetuning(
     options = options or RecipeOptions()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
     opened = _open(data, options, task, progress, group)
-    learned = task or detect_task(opened)
+    task, learned = _learned_task(opened, task)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task, learned), opened, options, progress), model
+    prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
+    return _with_augmentation_note(prepared, options), model
 
 
 def prepare_recipe(
@@ -237,6 +242,8 @@ def dataset_context(
     native_size = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and same_size else None
     pixels = data.train.read(0) if same_size else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
+    bands = find_bands(data.train)
+    channels = channels if bands is None else bands.bands
     names = tuple(data.class_names)
     outputs = task.num_outputs(names)
     return RecipeContext(data.name, len(data.train), outputs, native_size, channels, model, image, class_names=names)
@@ -270,7 +277,10 @@ def trainable_overrides(trainable: str, config: ModelConfig) -> tuple[str, ...]:
 
 
 def detect_task(data: DatasetSplits) -> TaskConfig:
-    """Return the task that a dataset's targets are for: classification, with several labels if images may have several."""
+    """Return the task that a dataset's targets are for: regression of numbers; classification, with several labels if images
+    may have several."""
+    if data.target_names:
+        return Regression(targets=data.target_names)
     return Classification() if data.train.label_sets is None else MultiLabel()
 
 
@@ -299,25 +309,71 @@ def _open(
     return opened
 
 
+def _learned_task(data: DatasetSplits, task: TaskConfig | None) -> tuple[TaskConfig | None, TaskConfig]:
+    """Return the task of the user's choice, and the one that is learned; both for the targets of the dataset."""
+    chosen = None if task is None else task.for_targets(data.target_names)
+    return chosen, chosen or detect_task(data)
+
+
 def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
-    """Return the recipe for a task, without mixing images if their targets cannot be mixed. ``task`` is that of the user's
-    choice; None: a recipe for the detected task, ``learned``, keeps its own settings."""
+    """Return the recipe for a task, without mixing images if their targets cannot be mixed, and without flips and crops if they
+    may change the targets. ``task`` is that of the user's choice; None: a recipe for the detected task, ``learned``, keeps its
+    own settings."""
     if task is None and isinstance(learned, type(recipe.task)):
         return recipe
     augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
+    augment = augment if learned.is_invariant else replace(augment, crop="none", hflip=0.0)
     return replace(recipe, task=learned, augment=augment)
+
+
+def _with_augmentation_note(prepared: PreparedRun, options: RecipeOptions) -> PreparedRun:
+    """Add a note if images are not flipped and cropped because of the task."""
+    augment = prepared.recipe.augment
+    if prepared.recipe.task.is_invariant or augment.crop != "none" or augment.hflip or options.augment is not None:
+        return prepared
+    note = "images are not flipped or cropped at random, since a number may depend on it; if yours does not: augment=none"
+    return replace(prepared, notes=(*prepared.notes, note))
 
 
 def _apply_options(
     recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
 ) -> PreparedRun:
-    recipe = replace(recipe, columns=data.columns)
-    changed, notes = options.apply(recipe, len(data.train))
+    matched, band_notes = match_bands(replace(recipe, columns=data.columns), data, progress)
+    changed, notes = options.apply(matched, len(data.train))
     if changed.fold is not None:
         splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
-        changed, notes = options.apply(recipe, len(splits.train))
+        changed, notes = options.apply(matched, len(splits.train))
         notes = (*notes, *_fold_notes(splits, options.folds))
-    return PreparedRun(changed, data, notes, folds=options.folds)
+    if changed.preprocess.raw and changed.augment.randaug_layers:
+        band_notes = (*band_notes, COLOUR_NOTE)
+    return PreparedRun(changed, data, (*band_notes, *notes), folds=options.folds)
+
+
+def match_bands(recipe: Recipe, data: DatasetSplits, progress: Progress | None = None) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe for the bands of a dataset, and notes: their number is that of the model's channels, and their mean and
+    standard deviation are measured, unless the recipe or its weights have those of as many bands."""
+    bands, preprocess = find_bands(data.train), recipe.preprocess
+    if bands is None:
+        if preprocess.raw and preprocess.channels != EIGHT_BIT_CHANNELS:
+            raise VitrailError(
+                f"the weights take {preprocess.channels} bands, and {data.name} has 8-bit images; name a dataset of such bands"
+            )
+        return recipe, ()
+    if preprocess.raw and preprocess.channels == bands.bands:
+        return recipe, (
+            f"images of {bands}, normalised by the mean and standard deviation that the weights or the recipe have",
+        )
+    measured = measure_bands(data.train, bands.bands, progress)
+    changed = replace(
+        recipe,
+        model=replace(recipe.model, channels=bands.bands),
+        preprocess=replace(preprocess, mean=measured.mean, std=measured.std, raw=True),
+    )
+    note = (
+        f"images of {bands}: model.channels={bands.bands}, and mean and standard deviation of each band are measured on "
+        f"{measured.num_images:,} training image{'s' * (measured.num_images != 1)} (preprocess.mean, preprocess.std)"
+    )
+    return changed, (note,)
 
 
 def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:

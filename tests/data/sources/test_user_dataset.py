@@ -168,7 +168,9 @@ def test_other_targets_are_kept_through_the_splits() -> None:
     assert vectors.target(2).tolist() == [2, 1.5]
     assert len({dataset.content_key() for dataset in (boxes, vectors, as_dataset(images))}) == 3
     mixed = as_dataset([(images[0], 1), (images[1], 0.5), (images[2], None)])
-    assert np.array_equal(np.asarray(mixed.targets), [1, 0.5, np.nan], equal_nan=True)
+    assert np.array_equal(np.asarray(mixed.targets), np.array([[1], [0.5], [np.nan]]), equal_nan=True)
+    assert vectors.target_names == ("target_0", "target_1")
+    assert boxes.target_names == ()
 
 
 SETS: list[list[int]] = [[0, 2], [], [3], [1, 2, 3], [2]] * 4

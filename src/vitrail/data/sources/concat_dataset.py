@@ -94,9 +94,11 @@ class ConcatDataset(DatasetView):
     def stack(self, indices: ndarray) -> ndarray:
         if self.array_shape is None:
             return super().stack(indices)
-        pixels = np.empty((len(indices), *self.array_shape), np.uint8)
-        for part, rows, inside in self._group(indices):
-            pixels[rows] = part.stack(inside)
+        stacks = [(rows, part.stack(inside)) for part, rows, inside in self._group(indices)]
+        dtype = np.result_type(*(stack.dtype for _, stack in stacks)) if stacks else np.uint8
+        pixels = np.empty((len(indices), *self.array_shape), dtype)
+        for rows, stack in stacks:
+            pixels[rows] = stack
         return pixels
 
     def groups(self) -> ndarray | None:

@@ -18,11 +18,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Num, UInt8
 from numpy import ndarray
-from PIL import Image
 
-from vitrail.data.decode import to_pil
+from vitrail.data.decode import band_format, decode_bands, to_pil
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import Fold, SplitFractions
@@ -59,23 +58,25 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes | ndarray:
-        """Return the encoded file, or the pixels (h w c, uint8); raises VitrailError or OSError."""
+        """Return the encoded file, or the pixels (h w c): uint8, or bands of any type; raises VitrailError or OSError."""
 
     @overload
     def __getitem__(self, index: slice) -> "Subset": ...
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> tuple[Image.Image, Any]: ...
+    def __getitem__(self, index: SupportsIndex) -> tuple[Any, Any]: ...
 
-    def __getitem__(self, index: SupportsIndex | slice) -> "tuple[Image.Image, Any] | Subset":
-        """Return image and target as torchvision's datasets do, the image as a PIL image in RGB, whatever is stored; of a
-        slice, a ``Subset``."""
+    def __getitem__(self, index: SupportsIndex | slice) -> "tuple[Any, Any] | Subset":
+        """Return image and target as torchvision's datasets do, the image as a PIL image in RGB, whatever is stored, or as an
+        array (h w c) if it has other bands; of a slice, a ``Subset``."""
         if isinstance(index, slice):
             return Subset(self, np.arange(len(self))[index])
         position = range(len(self))[operator.index(index)]
-        return to_pil(self.read(position)).convert("RGB"), self.target(position)
+        content = self.read(position)
+        image = to_pil(content).convert("RGB") if band_format(content) is None else decode_bands(content)
+        return image, self.target(position)
 
-    def __iter__(self) -> Iterator[tuple[Image.Image, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return (self[index] for index in range(len(self)))
 
     @property
@@ -145,7 +146,7 @@ class Dataset(ABC):
         """h w c if the images are pixels of one size in memory, so that ``stack`` reads a batch at a time; else None."""
         return None
 
-    def stack(self, indices: Int[ndarray, " n"]) -> UInt8[ndarray, "n h w c"]:
+    def stack(self, indices: Int[ndarray, " n"]) -> Num[ndarray, "n h w c"]:
         """Return the pixels of a batch; only for a dataset with an ``array_shape``."""
         raise VitrailError(f"{type(self).__name__} has no array of images; read them one by one")
 
@@ -228,7 +229,7 @@ def read_image_file(path: Path) -> bytes:
 class ArrayDataset(Dataset):
     """Images of one size in an array, in memory or memory-mapped; read a batch at a time."""
 
-    images: ndarray  # n h w c, uint8
+    images: ndarray  # n h w c: uint8, or bands of any type
     labels: ndarray
     class_names: tuple[str, ...]
     origin: str = "array"

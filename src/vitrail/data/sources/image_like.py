@@ -1,4 +1,8 @@
-"""Images as Python code has them: paths, bytes, PIL images, uint8 arrays (h w c, h w) and uint8 tensors (c h w, h w)."""
+"""Images as Python code has them: paths, bytes, PIL images, uint8 arrays (h w c, h w) and uint8 tensors (c h w, h w).
+
+Arrays of bands, as satellites have them, have integers of more than 8 bits, or floats in two or in five and more bands: a
+float image of one, three or four channels is more likely one that somebody has normalised.
+"""
 
 import os
 from pathlib import Path
@@ -9,15 +13,18 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import MAX_IMAGE_PIXELS, BadImage, to_upright_rgb
+from vitrail.data.bad_image import BadImage
+from vitrail.data.band_files import check_num_pixels, check_values
+from vitrail.data.decode import MAX_IMAGE_PIXELS, to_upright_rgb
 from vitrail.data.sources.dataset import read_image_file
 from vitrail.errors import VitrailError
 
+BAND_TYPES, FLOAT_TYPES = ("uint16", "int16", "uint32", "int32"), ("float16", "float32", "float64")
 _pil_locks = [Lock() for _ in range(64)]  # by the image's id: an image may be listed twice, and loading changes it
 
 
 def read_image_like(image: Any) -> bytes | ndarray:
-    """Return the encoded file, or the pixels (h w c, uint8) upright and in plain RGB or grey, as if read from a file."""
+    """Return the encoded file, or the pixels (h w c) upright and in plain RGB or grey, as if read from a file; or bands."""
     if isinstance(image, str | os.PathLike):
         return _read_file(os.fsdecode(image))
     if isinstance(image, bytes):
@@ -26,6 +33,11 @@ def read_image_like(image: Any) -> bytes | ndarray:
         return _pil_to_array(image)
     check_image_like(image)
     pixels = np.moveaxis(image.detach().cpu().numpy(), 0, -1) if is_tensor(image) and image.ndim == 3 else np.asarray(image)
+    if pixels.dtype != np.uint8:
+        pixels = pixels if pixels.ndim == 3 else pixels[..., None]
+        height, width, bands = pixels.shape
+        check_num_pixels(height, width, bands, MAX_IMAGE_PIXELS)
+        return np.ascontiguousarray(check_values(pixels))
     if pixels.ndim == 3 and pixels.shape[2] == 4:
         return _pil_to_array(Image.fromarray(np.ascontiguousarray(pixels)))
     _check_num_pixels(pixels.shape[1], pixels.shape[0])
@@ -50,7 +62,9 @@ def check_image_like(image: Any) -> None:
         return
     tensor, shape, dtype = is_tensor(image), tuple(image.shape), str(image.dtype).removeprefix("torch.")
     channels = 1 if len(shape) == 2 else shape[0 if tensor else -1] if len(shape) == 3 else 0
-    if dtype == "uint8" and channels in (1, 3, 4):
+    if (dtype == "uint8" and channels in (1, 3, 4)) or (dtype in BAND_TYPES and channels):
+        return
+    if dtype in FLOAT_TYPES and channels not in (0, 1, 3, 4):
         return
     sides = "channels x height x width" if tensor else "height x width, or that x 1, 3 or 4"
     hint = ""

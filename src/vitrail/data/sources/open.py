@@ -38,6 +38,7 @@ from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
 from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder
 from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
 from vitrail.data.sources.labels import canonical_split, natural_sorted
+from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.strata import strata_of
 from vitrail.data.sources.subset import SubsetSpec, take_subset
@@ -226,7 +227,9 @@ class _Reader:
 
 
 def _with_numbers(name: str, dataset: Dataset, targets: tuple[str, ...]) -> Dataset:
-    """Return a dataset with numbers of its own as targets."""
+    """Return a dataset with numbers of its own as targets; those without names of their own are matched by their order."""
+    if dataset.target_names == unnamed_targets(len(targets)):
+        return with_numbers(dataset, np.asarray(dataset.targets), targets)
     columns = [dataset.numbers(target) for target in targets]
     missing = next((target for target, column in zip(targets, columns, strict=True) if column is None), None)
     if missing is not None:

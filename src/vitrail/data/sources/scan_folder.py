@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitrail.data.sources.dataset import Progress
 
-IMAGE_EXTENSION_LIST = "jpg jpeg jfif mpo png gif webp tif tiff bmp ppm pgm pbm"
+IMAGE_EXTENSION_LIST = "jpg jpeg jfif mpo png gif webp tif tiff bmp ppm pgm pbm npy"
 IMAGE_SUFFIXES = frozenset(f".{ending}" for ending in IMAGE_EXTENSION_LIST.split(" "))
 FILES_PER_REPORT = 10_000  # files between two progress reports
 

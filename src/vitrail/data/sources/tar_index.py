@@ -22,7 +22,18 @@ from vitrail.data.cache import load_cached, store_cached
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.errors import VitrailError
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first if a sample has several
+IMAGE_EXTENSIONS = (
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "ppm",
+    "bmp",
+    "gif",
+    "tif",
+    "tiff",
+    "npy",
+)  # the first if a sample has several
 COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TAR_BLOCK = 512
 GNU_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)

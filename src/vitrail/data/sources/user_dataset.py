@@ -2,7 +2,8 @@
 
 Anything with ``__len__`` and ``__getitem__``. An image is a path, bytes, a PIL image, a uint8 array (h w c or h w) or a uint8
 tensor (c h w). Targets that are text or whole numbers are class labels; lists, tuples or sets of them, and rows of zeros and
-ones, are several labels per image; floats, other arrays and others are kept as they are.
+ones, are several labels per image; floats, and arrays or lists of equally many floats, are numbers to predict; others are kept
+as they are. n images, m numbers.
 """
 
 import hashlib
@@ -15,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from numpy import ndarray
 
+from vitrail.data.bad_image import BadImage
 from vitrail.data.class_names import deduplicate
-from vitrail.data.decode import BadImage
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced, with_label_sets
 from vitrail.data.sources.image_like import check_image_like, describe_value, is_image_like, is_tensor, read_image_like
 from vitrail.data.sources.labels import encode_labels
+from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.data.sources.user_label_sets import find_label_sets
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
 log = logging.getLogger("vitrail")
+NUMBERS = (float, int, np.floating, np.integer)
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 EXPECTED = "with __len__ and __getitem__ giving (image, target), such as a list of pairs or a map-style torch dataset"
 
@@ -40,6 +44,7 @@ class UserDataset(Dataset):
     class_names: tuple[str, ...] = ()
     pairs: bool = True  # whether an item is a pair
     other_targets: Sequence[Any] | ndarray | None = None  # targets that are not class labels
+    target_names: tuple[str, ...] = ()  # of the numbers, if the other targets are numbers
 
     @property
     def name(self) -> str:
@@ -66,9 +71,11 @@ class UserDataset(Dataset):
     def target(self, index: int) -> Any:
         return super().target(index) if self.other_targets is None else _plain(self.other_targets[index])
 
-    @property
+    @cached_property
     def targets(self) -> Sequence[Any] | ndarray:
-        return self.labels if self.other_targets is None else self.other_targets
+        if self.other_targets is None:
+            return self.labels
+        return _number_rows(self.other_targets, len(self.target_names)) if self.target_names else self.other_targets
 
     @cached_property
     def is_deterministic(self) -> bool:
@@ -115,7 +122,8 @@ def as_dataset(source: Any, class_names: Sequence[str] | None = None, progress: 
     if (several := find_label_sets(targets, class_names or _declared_names(source))) is not None:
         return with_label_sets(UserDataset(source, np.full(len(targets), -1, np.int64), (), pairs), *several)
     labels, names = _encode_targets(targets, class_names or _declared_names(source))
-    return UserDataset(source, labels, names, pairs, None if names or _unlabelled(targets) else _other_targets(targets))
+    others = None if names or _unlabelled(targets) else _other_targets(targets)
+    return UserDataset(source, labels, names, pairs, others, () if others is None else _target_names(others))
 
 
 def _check_first(source: Any) -> bool:
@@ -217,6 +225,30 @@ def _other_targets(targets: list[Any]) -> Sequence[Any] | ndarray:
     if all(isinstance(target, int | float | None) for target in targets):
         return np.array([np.nan if target is None else target for target in targets], np.float64)
     return targets
+
+
+def _target_names(targets: Sequence[Any] | ndarray) -> tuple[str, ...]:
+    """Return names for numbers to predict: floats, or as many floats for every image; none for other targets."""
+    if isinstance(targets, ndarray):
+        return unnamed_targets(1)
+    known = [target for target in targets if target is not None]
+    if not all(_is_float_row(target) for target in known) or len({len(target) for target in known}) != 1:
+        return ()
+    is_indicator = all(value in (0, 1) for target in known for value in target)  # of classes, such as a one-hot vector
+    return () if is_indicator else unnamed_targets(len(known[0]))
+
+
+def _is_float_row(target: Any) -> bool:
+    if isinstance(target, ndarray):
+        return target.ndim == 1 and len(target) > 0 and np.issubdtype(target.dtype, np.floating)
+    kinds = {type(value) for value in target} if isinstance(target, list | tuple) else set()
+    return any(issubclass(kind, float | np.floating) for kind in kinds) and all(issubclass(kind, NUMBERS) for kind in kinds)
+
+
+def _number_rows(targets: Sequence[Any] | ndarray, count: int) -> Float[ndarray, "n m"]:
+    """Return the numbers of each image, NaN where they are missing."""
+    rows = [np.full(count, np.nan) if target is None else np.atleast_1d(np.asarray(target, np.float64)) for target in targets]
+    return np.stack(rows)
 
 
 def _one_line(error: Exception) -> str:

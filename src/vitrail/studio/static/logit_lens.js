@@ -57,7 +57,7 @@ class Lens {
 class LensPart {
   constructor(section, store) {
     Object.assign(this, { store, drawnTrace: null });
-    this.noHead = el("p", { hidden: true }, "This model has no classification head (classes=0), so there is no logit lens.");
+    this.noHead = el("p", { hidden: true }, "This model predicts no classes, so there is no logit lens of their probabilities.");
     this.summary = el("p", { class: "summary" });
     this.board = el("div", { class: "columns" });
     section.append(this.noHead, this.summary, this.board);

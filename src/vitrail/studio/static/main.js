@@ -1,7 +1,7 @@
 // The page: navigation over the parts, the image in the side panel, one part at a time in the middle.
 
 import { bars, labelsText } from "./chart.js";
-import { button, el, select, svg } from "./dom.js";
+import { button, el, formatNumber, select, svg } from "./dom.js";
 import { PatchGrid } from "./patch_grid.js";
 import { saveStandalonePage } from "./standalone_page.js";
 import { standalone } from "./api.js";
@@ -185,7 +185,7 @@ function sidePanel() {
       title.textContent = meta.image.title;
       const focusedName = document.activeElement?.closest("#side .predictions button")?.firstChild.textContent; // a rebuilt bar keeps the keyboard focus
       predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, meta.thresholds ? 10 : 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
-        { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : el("p", {}, "This model has no classification head."));
+        { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : meta.numbers.length ? numberList(meta.numbers) : el("p", {}, "This model has no classification head."));
       if (meta.top.length && !store.model.has_class_names) predictions.append(el("p", { class: "token-info" }, "These weights have no class names; ", el("code", {}, "--labels FILE"), " adds them."));
       if (meta.thresholds) predictions.append(el("p", { class: "token-info" }, labelsText(meta, arrays)));
       if (focusedName) [...predictions.querySelectorAll("button")].find((one) => one.firstChild.textContent === focusedName)?.focus();
@@ -193,4 +193,10 @@ function sidePanel() {
     grid.mark({ at: token !== null && token >= meta.prefix ? token - meta.prefix : null });
     tokenInfo.textContent = token === null ? "Point at a patch." : store.tokenName(token);
   };
+}
+
+// What a model predicts that has no classes: its numbers by name.
+function numberList(numbers) {
+  return el("table", { class: "numbers" }, el("tbody", {}, numbers.map((one) => el("tr", {}, el("th", { scope: "row" }, one.name),
+    el("td", { class: "number" }, formatNumber(one.value))))));
 }

@@ -3,7 +3,7 @@
 // In the URL: `patches` as ranges (3-7,12), `mode`, and `seed` for random choices.
 
 import { bars, labelsText } from "./chart.js";
-import { button, el, percent, select, plural } from "./dom.js";
+import { button, el, formatNumber, percent, select, plural } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid } from "./patch_grid.js";
 import { standalone, fetchArrays, post } from "./api.js";
@@ -103,7 +103,8 @@ function build(section, store) {
     const headless = !trace.meta.top.length;
     for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone;
     for (const one of [rows, barLegend]) one.hidden = headless;
-    if (headless) summary.textContent = "This model has no classification head, so there is no prediction.";
+    if (headless) summary.textContent = trace.meta.numbers.length ? `Prediction: ${trace.meta.numbers.map((one) => `${one.name} ${formatNumber(one.value)}`).join(", ")}. `
+      + "How it changes is shown for classes only." : "This model has no classification head, so there is no prediction.";
     modeText.textContent = MODE_TEXTS[mode()];
     requestAblation();
     drawInput();

@@ -58,7 +58,7 @@ class SaliencyPart {
       oninput: () => this.#suggest(), onchange: () => this.#selectByName(this.classInput.value) });
     this.classes.querySelector("select").disabled = api.standalone;
     this.controls = el("div", { class: "controls" }, this.classes, this.classInput, this.names, api.standalone ? el("span", { class: "soft" }, "A saved page explains only the class that it was saved with.") : null);
-    this.noHead = el("p", { hidden: true }, "This model has no classification head: only maps that need no class are drawn, and there is no probability to measure faithfulness with.");
+    this.noHead = el("p", { hidden: true }, "This model predicts no classes: only maps that need none are drawn, and there is no probability to measure faithfulness with.");
     this.section.append(this.controls, this.noHead);
   }
 

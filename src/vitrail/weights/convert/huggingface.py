@@ -212,8 +212,8 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(preprocess.mean),
-        "image_std": list(preprocess.std),
+        "image_mean": list(preprocess.mean_of_255),
+        "image_std": list(preprocess.std_of_255),
     }
     if resized != preprocess.image_size or preprocess.fit == "crop":
         fields |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image_size, strict=True))}

@@ -155,6 +155,6 @@ def _pretrained_cfg(c: ViTConfig, preprocess: Preprocess | None) -> dict[str, An
         "interpolation": preprocess.interpolation,
         "crop_pct": preprocess.crop_pct,
         "crop_mode": CROP_MODES[preprocess.fit],
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
+        "mean": list(preprocess.mean_of_255),
+        "std": list(preprocess.std_of_255),
     }

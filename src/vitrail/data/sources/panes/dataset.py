@@ -4,25 +4,37 @@ A window of leaded glass, in it one figure of five panes, around it smaller obje
 arrangement of the figure's five panes is the label; colour, light, glass, position, size and slant are independent of it. A
 figure and its mirror image are of one class, so images may be flipped left to right; not upside down.
 
-Label, mask and boxes are known exactly, and everything is a pure function of (seed, index). How hard the dataset is:
-``scripts/panes_hardness.py``. h high, w wide, k objects.
+Label, mask, boxes and the figure's angle, size and position are known exactly, and everything is a pure function of (seed,
+index). How hard the dataset is: ``scripts/panes_hardness.py``. h high, w wide, k objects, n images.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits, uniforms
 from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.panes.draw import apply_light, paint, to_uint8
-from vitrail.data.sources.panes.layout import FIGURES, NUM_UNIFORMS, build_layers
+from vitrail.data.sources.panes.layout import (
+    CELLS,
+    FIGURE_LAYER,
+    FIGURES,
+    MAX_LAYERS,
+    NUM_PARAMETERS,
+    NUM_UNIFORMS,
+    build_figure,
+    build_layers,
+)
 from vitrail.errors import VitrailError
 
 PANES_CLASSES = tuple(FIGURES)
 PANES_SPLITS = ("train", "validation", "test")
+FIGURE_NUMBERS = ("angle", "size", "x", "y")  # see figure_numbers
+FIGURE_PANES = 3  # down and across
 MIN_SIDE = 16  # pixels: a pane of a figure still has three
 
 LABEL_STREAM, SPLIT_STREAM, SCENE_STREAM = 0x70616E65, 0x70616E66, 0x70616E67  # in place of an epoch, apart from augmentation
@@ -78,6 +90,17 @@ class PanesDataset(Dataset):
     def object_mask(self, index: int) -> ndarray:
         return self.scene(index).mask
 
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return FIGURE_NUMBERS
+
+    def numbers(self, name: str) -> ndarray | None:
+        return self._figure_numbers[:, FIGURE_NUMBERS.index(name)] if name in FIGURE_NUMBERS else None
+
+    @cached_property
+    def _figure_numbers(self) -> Float[ndarray, "n 4"]:
+        return figure_numbers(self.seed, np.arange(self.num_images), self.size)
+
     def content_key(self) -> bytes:
         return repr((self, len(self))).encode()
 
@@ -115,6 +138,21 @@ def draw_scene(seed: int, index: int, size: tuple[int, int] = (64, 64)) -> Scene
         kinds.append(kind)
     apply_light(canvas, grain.reshape(GRAIN_SIZE, GRAIN_SIZE).astype(np.float32), light)
     return _annotate(to_uint8(canvas), label, top_layer, kinds)
+
+
+def figure_numbers(seed: int, indices: Int[ndarray, " n"], size: tuple[int, int] = (64, 64)) -> Float[ndarray, "n 4"]:
+    """Return FIGURE_NUMBERS of the images: the figure's slant in degrees, clockwise; the length of its three panes in short
+    sides of the image; its centre as fractions of the image's width and height."""
+    extent = size[1] / min(size), size[0] / min(size)
+    parameters = uniforms(seed, SCENE_STREAM, indices, NUM_PARAMETERS, FIGURE_LAYER * (NUM_UNIFORMS // MAX_LAYERS))
+    glass = np.zeros((CELLS, CELLS, 2, 3))
+    rows = []
+    for values, label in zip(parameters.tolist(), _draw_labels(seed, indices).tolist(), strict=True):
+        figure = build_figure(values, label, glass, extent)
+        x, y = figure.centre
+        angle = math.degrees(2 * math.atan(figure.half_angle_tan))
+        rows.append((angle, FIGURE_PANES * figure.side, x / extent[0], y / extent[1]))
+    return np.round(np.array(rows).reshape(-1, 4), 6)  # an arc tangent may differ in its last bits between machines
 
 
 def _draw_labels(seed: int, indices: ndarray) -> ndarray:

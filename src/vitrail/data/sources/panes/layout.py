@@ -35,6 +35,8 @@ MAX_LAYERS = 6  # window, figure, shards and up to three others
 NUM_PARAMETERS = 13  # of each layer
 CELLS = 8  # panes of a layer down and across
 NUM_UNIFORMS = MAX_LAYERS * (NUM_PARAMETERS + CELLS * CELLS)
+FIGURE_LAYER = 1  # among the layers' parameters
+FIGURE_SIDES = (0.21, 0.265)  # smallest and largest side of a pane of a figure
 
 Pair = tuple[float, float]
 Numbers = TypeVar("Numbers", float, ndarray)
@@ -60,8 +62,13 @@ def build_layers(u: ndarray, label: int, extent: Pair) -> list[tuple[int, Lattic
     for layer in range(3, 4 + int(3 * parameters[0][1])):
         kind = len(FIGURES) + int(len(OTHER_SHAPES) * parameters[layer][0])
         drawn.append((kind, _build_object(parameters[layer], glass[layer], OBJECT_SHAPES[kind], (0.08, 0.125), extent)))
-    drawn.append((label, _build_object(parameters[1], glass[1], OBJECT_SHAPES[label], (0.21, 0.265), extent)))
+    drawn.append((label, build_figure(parameters[FIGURE_LAYER], label, glass[FIGURE_LAYER], extent)))
     return [*drawn, (-1, _build_shards(parameters[2], tones[2], glass[2], extent))]
+
+
+def build_figure(parameters: list[float], label: int, glass: ndarray, extent: Pair) -> Lattice:
+    """Place the figure that decides the label."""
+    return _build_object(parameters, glass, OBJECT_SHAPES[label], FIGURE_SIDES, extent)
 
 
 def _build_window(parameters: list[float], glass: ndarray, extent: Pair) -> Lattice:
