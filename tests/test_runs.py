@@ -320,8 +320,7 @@ def test_a_wrong_argument_is_one_sentence(sentence: str, trained: TrainedRun) ->
     [
         (None, "no labels", "give pairs of image and label, or pretrain, which needs none"),
         ([-1] * 60, "no labels", "give pairs of image and label"),
-        (np.linspace(0.25, 1, 60).tolist(), "numbers such as", "give text or whole numbers, or a task that predicts numbers"),
-        (list(np.eye(3, dtype=np.float32)[LABELS]), "an array of float32, 3 as the first target", "such as target.argmax()"),
+        ([{"boxes": [1, 2]}] * 60, "a dict with the keys boxes as the first target", "such as target.argmax()"),
     ],
 )
 def test_targets_that_are_no_classes_are_refused_for_what_they_are(
@@ -333,6 +332,16 @@ def test_targets_that_are_no_classes_are_refused_for_what_they_are(
             vitrail.fit(recipe(), tmp_path / "run", data) if of_a_recipe else train(tmp_path / "run", data)
         assert found in str(caught.value)
         assert remedy in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_for_classes_refuses_numbers_and_several_labels_which_are_tasks_of_their_own(tmp_path: Path) -> None:
+    numbers = list(zip(IMAGES, np.linspace(0.25, 1, 60).tolist(), strict=True))
+    with pytest.raises(VitrailError, match=r"the targets of classification must be class labels, and .* has numbers such as"):
+        vitrail.fit(recipe(), tmp_path / "run", numbers)
+    several = list(zip(IMAGES, np.eye(3, dtype=np.float32)[LABELS], strict=True))
+    with pytest.raises(VitrailError, match="has several labels per image, which classification cannot learn"):
+        vitrail.fit(recipe(), tmp_path / "run", several)
     assert not (tmp_path / "run").exists()
 
 

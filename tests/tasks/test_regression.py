@@ -24,6 +24,7 @@ from vitrail.data.preprocess import vit_preprocess
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset
 from vitrail.errors import VitrailError
+from vitrail.evaluation.explanations import explain_images
 from vitrail.evaluation.probe import probe
 from vitrail.evaluation.regression import bootstrap_targets
 from vitrail.evaluation.ridge_probe import RidgeProbeResult, fit_ridge
@@ -32,7 +33,9 @@ from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.variants import variant
 from vitrail.recipes.task_config import Regression
+from vitrail.report.model_card import model_card
 from vitrail.serve.app import create_serve_app
+from vitrail.studio.forward_trace import trace_image
 from vitrail.tasks.regression import RegressionTask, target_scores
 from vitrail.training.prepare import RecipeOptions, prepare_training
 from vitrail.training.trained_run import TrainedRun
@@ -380,3 +383,23 @@ def test_it_is_served_by_names(trained: TrainedRun) -> None:
     assert "a model that predicts price and edge" in page
     assert answer["predictions"][0]["values"] == pytest.approx(vitrail.predict(trained.model, [image])[0].values)
     assert explained["explanations"][0]["explained"] == "edge"
+
+
+def test_the_studio_and_the_model_card_name_the_numbers(trained: TrainedRun) -> None:
+    metadata, arrays = trace_image(trained.model, IMAGES[0])
+    expected = vitrail.predict(trained.model, [IMAGES[0]])[0].values
+    assert {each["name"]: each["value"] for each in metadata["numbers"]} == pytest.approx(expected)
+    assert metadata["top"] == []
+    assert arrays["logits"].size == 0
+    card = model_card(json.loads((trained.folder / "best" / "vitrail.json").read_text()), "me/prices")
+    assert "It predicts 2 numbers per image: `price`, `edge`." in card
+    assert "## Targets" in card
+    assert "## Classes" not in card
+
+
+def test_an_explanation_is_in_units(trained: TrainedRun) -> None:
+    (explanation,) = explain_images(trained.model, [IMAGES[0]], methods=())
+    expected = vitrail.predict(trained.model, [IMAGES[0]])[0].values
+    assert explanation.outputs.tolist() == pytest.approx(list(expected.values()), rel=1e-5)
+    assert explanation.logit_lens[-1].tolist() == pytest.approx(list(expected.values()), rel=1e-5)
+    assert explanation.target == 0

@@ -53,8 +53,11 @@ def check_targets(data: DatasetSplits, task: TaskConfig) -> None:
     first = None if isinstance(targets, np.ndarray) and targets.dtype == np.int64 else targets[0]  # -1 stands for no label
     if first is None:
         found, remedy = "no labels", "give pairs of image and label, or pretrain, which needs none"
-    elif isinstance(first, float):
-        found, remedy = f"numbers such as {first:g} as targets", "give text or whole numbers, or a task that predicts numbers"
+    elif data.target_names:
+        found, remedy = (
+            f"numbers such as {np.ravel(first)[0]:g} as targets",
+            "give text or whole numbers, or leave the task out",
+        )
     else:
         found, remedy = f"{describe_value(first)} as the first target", "give text or whole numbers, such as target.argmax()"
     if not isinstance(task, Classification):
