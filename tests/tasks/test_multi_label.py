@@ -19,12 +19,14 @@ from tests.training.test_loop import RaisesAt, same
 from vitrail.cli.main import run as run_command
 from vitrail.data.loader import Batch
 from vitrail.data.preprocess import vit_preprocess
+from vitrail.data.sources.columns import choose_columns
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits, as_label_sets
 from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
 from vitrail.recipes.task_config import MultiLabel
 from vitrail.tasks.label_metrics import mean_average_precision
 from vitrail.tasks.multi_label import MultiLabelTask, asymmetric_loss, focal_loss
+from vitrail.training.prepare import RecipeOptions, prepare_finetuning
 from vitrail.training.trained_run import TrainedRun
 from vitrail.weights.model_folder import read_metadata
 
@@ -73,6 +75,25 @@ def test_it_is_detected_learned_and_recorded(trained: TrainedRun, table: Path) -
     assert [row["support"] for row in classes] == data.test.label_sets.counts().tolist()
 
 
+def test_the_log_has_no_metric_of_thresholds_that_are_not_chosen_yet(trained: TrainedRun) -> None:
+    rows = [row["validation"] for row in trained.run.log_rows() if "validation" in row]
+    assert rows
+    assert all(
+        "f1_macro_at_0.5" in row and not {"f1_macro", "f1_micro", "hamming", "subset_accuracy"} & set(row) for row in rows
+    )
+    assert {"f1_macro", "f1_micro", "hamming", "subset_accuracy"} <= set(trained.metrics)
+
+
+def test_a_head_is_not_kept_for_another_task(trained: TrainedRun, table: Path) -> None:
+    single = table.with_name("single.csv")
+    single.write_text("file,label\n" + "\n".join(f"{number}.png,{NAMES[number % 3]}" for number in range(60)))
+    for source, options, kept in ((single, {}, False), (table, {"labels_column": "bars"}, True)):
+        prepared, _ = prepare_finetuning(
+            str(trained.folder), str(source), options=RecipeOptions(columns=choose_columns(**options))
+        )
+        assert prepared.recipe.keep_head is kept
+
+
 def test_it_resumes_bit_for_bit(trained: TrainedRun, table: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(table, tmp_path / "run", callbacks=[RaisesAt(33, RuntimeError("stop"))])
@@ -116,6 +137,8 @@ def test_a_table_with_another_column_and_single_labels_is_read_as_in_training(tr
     evaluation = vitrail.evaluate(trained.folder, other)
     assert sorted(evaluation.targets.tolist()) == [[0, 0, 0], [0, 0, 1], [1, 0, 0]]
     assert any("1 of 3 classes has no image here (middle)" in note for note in evaluation.notes)
+    other.write_text("image,tags\n0.png,left|middle\n1.png,right\n2.png,\n")  # another separator is found there
+    assert sorted(vitrail.evaluate(trained.folder, other).targets.tolist()) == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]
     other.write_text("image,tags\n0.png,left;top\n")
     with pytest.raises(VitrailError, match=r"1 of the 2 classes of .* is unknown to the model: 'top'"):
         vitrail.evaluate(trained.folder, other)

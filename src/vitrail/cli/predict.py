@@ -55,7 +55,10 @@ def predict(
         list[str],
         typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),
     ],
-    top: Annotated[int, output_option(metavar="K", min=1, help="Number of most probable labels per image.")] = 5,
+    top: Annotated[
+        int,
+        output_option(metavar="K", min=1, help="Number of most probable labels per image, besides several that are predicted."),
+    ] = 5,
     csv: Annotated[bool, output_option("--csv", help="Print the predictions as CSV.")] = False,
     jsonl: Annotated[bool, output_option("--jsonl", help="Print the predictions as JSON lines.")] = False,
     out: Annotated[

@@ -246,7 +246,7 @@ def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
     for name, value in result[split].items():
         if name == "top5" and recipe.model.classes <= 5:  # always correct
             continue
-        add_row(sheet, f"{split} {name}", format_score(value, name in fractions))
+        add_row(sheet, f"{split} {task.metric_titles.get(name, name)}", format_score(value, name in fractions))
         if name == "top1" and "majority_class" in result:
             add_row(sheet, "always predicting the largest class", format_score(result["majority_class"], True))
         if name == task.primary_metric and "mean_prediction" in result:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.config import parse_value
-from vitrail.data.sources.columns import ANY_COLUMNS, Columns
+from vitrail.data.sources.columns import ANY_COLUMNS, SEPARATORS, Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
@@ -103,6 +103,8 @@ def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Co
     trained = _training_columns(predictor, data)
     if trained == ANY_COLUMNS and has_columns(data):
         trained = _recorded_columns(predictor).for_other_data
+        if trained.separator in tuple(SEPARATORS):  # another table may have another of those that are found
+            trained = replace(trained, separator=None)
     several = predictor.task.config.several_labels
     if not several and columns.splits_cells:
         raise VitrailError(

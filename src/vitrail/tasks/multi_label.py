@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.data.loader import Batch
+from vitrail.data.loader import Batch, Loader
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, as_label_sets, class_counts
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
@@ -29,9 +29,10 @@ from vitrail.tasks.label_metrics import (
     label_losses,
     ranking_precision,
 )
-from vitrail.tasks.task import ImageScore, Loss, Prediction, Task
+from vitrail.tasks.task import Gather, ImageScore, Loss, Prediction, Task, no_gather
 
 MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
+THRESHOLD_METRICS = ("f1_macro", "f1_micro", "hamming", "subset_accuracy")
 LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
 
 
@@ -162,6 +163,12 @@ class MultiLabelTask(Task):
             return asymmetric_loss(logits, targets, config.gamma_positive, config.gamma_negative, config.margin)
         weights = None if self.positive_weights is None else self.positive_weights.to(logits.device)
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none", pos_weight=weights)
+
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
+        """Return the metrics and outputs; before the thresholds are chosen, without the metrics that depend on them."""
+        scores = super().evaluate(model, loader, workers, gather)
+        left_out = THRESHOLD_METRICS if self.thresholds is None else ()
+        return {name: value for name, value in scores.items() if name not in left_out}
 
     def metrics(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> dict[str, float]:
         positive, probabilities = targets.bool(), self.probabilities(outputs.double())

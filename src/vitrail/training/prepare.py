@@ -25,6 +25,7 @@ from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
 from vitrail.recipes.task_config import Classification, MultiLabel, Regression, TaskConfig
+from vitrail.tasks.registry import model_task
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.weights.catalogue import check_name, is_available
@@ -199,7 +200,7 @@ def prepare_finetuning(
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
     opened = _open(data, options, task, progress, group)
     task, learned = _learned_task(opened, task)
-    context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
+    context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model, learned))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
@@ -403,6 +404,8 @@ def _paper_image_size(config: ModelConfig) -> Pair:
     return max(round(PAPER_SIZE / high), 1) * high, max(round(PAPER_SIZE / wide), 1) * wide
 
 
-def _init_weights(weights: str, model: Model) -> InitWeights:
+def _init_weights(weights: str, model: Model, learned: TaskConfig) -> InitWeights:
+    """Return the weights to start from; without the names of their classes, so that the head is new, if their task differs."""
     assert model.preprocess is not None
-    return InitWeights(weights, weights_hash(weights), model.config, model.preprocess, model.class_names)
+    class_names = model.class_names if model_task(model).config.name == learned.name else None
+    return InitWeights(weights, weights_hash(weights), model.config, model.preprocess, class_names)

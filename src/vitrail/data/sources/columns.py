@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from vitrail.config import validate
 from vitrail.errors import VitrailError
 
+SEPARATORS = ";|,"  # those that are found, tried in this order
 NO_SEPARATOR = "none"  # written for one label per image, whatever characters it has
 
 

@@ -18,14 +18,13 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from vitrail.data.sources.coded_column import CodedColumn, Numbering
-from vitrail.data.sources.columns import NO_SEPARATOR, Columns
+from vitrail.data.sources.columns import NO_SEPARATOR, SEPARATORS, Columns
 from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets, is_multi_hot
 from vitrail.data.sources.labels import natural_sorted, similar_names
 from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
 from vitrail.errors import VitrailError
 
-SEPARATORS = ";|,"  # tried in this order
 INDICATORS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 SIGNED_INDICATORS = {"-1": 0, "-1.0": 0, "1": 1, "1.0": 1}
 MAX_WHOLE_NUMBER_CLASSES = 20  # more whole numbers than this may be meant as numbers
