@@ -57,7 +57,7 @@ def predict(
     ],
     top: Annotated[
         int,
-        output_option(metavar="K", min=1, help="Number of most probable labels per image, besides several that are predicted."),
+        output_option(metavar="K", min=1, help="Number of most probable labels per image; predicted labels are always listed."),
     ] = 5,
     csv: Annotated[bool, output_option("--csv", help="Print the predictions as CSV.")] = False,
     jsonl: Annotated[bool, output_option("--jsonl", help="Print the predictions as JSON lines.")] = False,
