@@ -57,9 +57,9 @@ def warp_image(
     return image.transform(image.size, Image.Transform.AFFINE, affine, resample, fillcolor=fill_colour)
 
 
-def warp_mask(mask: Image.Image, affine: Affine) -> Image.Image:
-    """Warp a class mask with nearest-neighbour sampling; pixels from outside are background, 0."""
-    return warp_image(mask, affine, fill=0, resample=Resampling.NEAREST)
+def warp_mask(mask: Image.Image, affine: Affine, fill: int = 0) -> Image.Image:
+    """Warp a class mask with nearest-neighbour sampling; pixels from outside have the value ``fill``."""
+    return warp_image(mask, affine, fill, resample=Resampling.NEAREST)
 
 
 def warp_boxes(boxes: Float[ndarray, "k 4"], affine: Affine, width: int, height: int) -> Float[ndarray, "k 4"]:

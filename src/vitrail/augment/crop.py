@@ -30,6 +30,22 @@ def draw_random_resized_crop(
     return _draw_box(u, sizes, scale, ratio)
 
 
+def draw_scale_jitter(
+    u: Float[ndarray, "n slots"], sizes: Int[ndarray, "n 2"], scale: tuple[float, float]
+) -> Int[ndarray, "n 4"]:
+    """Draw a crop of the image's own aspect ratio (large-scale jitter; Ghiasi et al. 2021).
+
+    ``scale``: of the image, on a logarithmic scale. An enlarged one is cropped at a random place; a reduced one lies at a
+    random place of a crop that is larger than the image.
+    """
+    low, high = np.log(scale[0]), np.log(scale[1])
+    factor = np.exp(low + (high - low) * u[:, :1])
+    crop_size = np.maximum(np.rint(sizes / factor), 1)
+    spare = sizes - crop_size  # negative where the crop is larger
+    corner = np.where(spare >= 0, np.floor(u[:, 1:3] * (spare + 1)), np.ceil(u[:, 1:3] * (spare - 1)))
+    return np.concatenate([corner, crop_size], 1).astype(np.int64)
+
+
 def draw_letterbox(
     u: Float[ndarray, "n slots"],
     sizes: Int[ndarray, "n 2"],
@@ -133,6 +149,34 @@ def letterbox(
     return canvas
 
 
+def padded_crop_resize(
+    pixels: Num[ndarray, "h w c"],
+    crop: tuple[int, int, int, int],
+    size: tuple[int, int],
+    flip: bool,
+    interpolation: str,
+    colour: tuple[int | float, ...],
+) -> Num[Tensor, "c H W"]:
+    """Crop one image, with padding of this colour where the crop exceeds it, and resize and flip it."""
+    top, left, high, wide = crop
+    rows, columns = (
+        (max(start, 0), min(start + length, side))
+        for start, length, side in ((top, high, pixels.shape[0]), (left, wide, pixels.shape[1]))
+    )
+    if (rows[1] - rows[0], columns[1] - columns[0]) == (high, wide):
+        return crop_resize(pixels, crop, size, flip, interpolation)
+    y_scale, x_scale = size[0] / high, size[1] / wide
+    first_row, first_column = round((rows[0] - top) * y_scale), round((columns[0] - left) * x_scale)
+    part_size = (
+        max(round((rows[1] - top) * y_scale) - first_row, 1),
+        max(round((columns[1] - left) * x_scale) - first_column, 1),
+    )
+    box = min(first_row, size[0] - 1), min(first_column, size[1] - 1), *part_size
+    inside = pixels[rows[0] : rows[1], columns[0] : columns[1]]
+    canvas = letterbox(inside, box, size, False, interpolation, colour)
+    return canvas.flip(2) if flip else canvas
+
+
 def crop_resize_batch(
     images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, size: tuple[int, int], interpolation: str
 ) -> Float[Tensor, "n c H W"]:
@@ -177,15 +221,16 @@ def _cubic(x: ndarray) -> ndarray:
 
 
 def crop_mask(
-    mask: Num[ndarray, "h w"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
+    mask: Num[ndarray, "h w"], crop: tuple[float, float, float, float], size: tuple[int, int], flip: bool, fill: int = 0
 ) -> Num[ndarray, "H W"]:
-    """Crop, resize and flip a class mask with nearest-neighbour sampling."""
+    """Crop, resize and flip a class mask with nearest-neighbour sampling; what lies outside of it has the value ``fill``."""
     top, left, high, wide = crop
-    rows = top + ((np.arange(size[0]) + 0.5) * high / size[0]).astype(int)
-    columns = left + ((np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)
+    rows = np.floor(top + (np.arange(size[0]) + 0.5) * high / size[0]).astype(int)
+    columns = np.floor(left + (np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)
     inside = (rows >= 0) & (rows < mask.shape[0]), (columns >= 0) & (columns < mask.shape[1])
     part = mask[np.clip(rows, 0, mask.shape[0] - 1)][:, np.clip(columns, 0, mask.shape[1] - 1)]
-    part = part * (inside[0][:, None] & inside[1]).astype(mask.dtype)  # the black border is background
+    if not (inside[0].all() and inside[1].all()):
+        part = np.where(inside[0][:, None] & inside[1], part, mask.dtype.type(fill))
     return part[:, ::-1] if flip else part
 
 

@@ -2,13 +2,14 @@
 
 ``none`` ... ``strong2`` are AugReg's (Steiner et al. 2021, table 8 of its appendix and the authors' code): random resized crop
 and flip, RandAugment of two layers at a magnitude whose nominal maximum is 10, and Mixup. ``pad`` is usual for small images
-(CIFAR): padded random crop and flip. ``textbook`` combines all operations; ``eval`` has none.
+(CIFAR): padded random crop and flip. ``jitter`` is usual for masks and boxes: large-scale jitter (Ghiasi et al. 2021), flip and
+colours. ``textbook`` combines all operations; ``eval`` has none.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vitrail.config import validate
+from vitrail.config import added, validate
 from vitrail.errors import VitrailError, did_you_mean
 
 
@@ -16,9 +17,11 @@ from vitrail.errors import VitrailError, did_you_mean
 class Policy:
     """An augmentation policy; a probability or strength of 0 turns an operation off."""
 
-    crop: Literal["random-resized", "pad", "none"] = "random-resized"  # none: as in evaluation
+    crop: Literal["random-resized", "scale-jitter", "pad", "none"] = "random-resized"  # none: as in evaluation
     crop_scale: tuple[float, float] = (0.05, 1.0)  # random-resized: fraction of the image area
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random-resized: width / height
+    jitter_scale: tuple[float, float] = added((0.5, 2.0))  # scale-jitter: of the image; below 1 it is padded
+    max_class_fraction: float = added(1.0)  # masks only: a crop with more pixels of one class is drawn again, up to ten times
     pad: int = 4  # pad: black pixels around an image of the model's size
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     hflip: float = 0.5
@@ -48,6 +51,15 @@ class Policy:
             if not 0 < low <= high or ("scale" in name and high > 1):
                 limit = ", at most 1" if "scale" in name else ""
                 raise VitrailError(f"{name} must be two rising numbers above 0{limit}, got {low} and {high}; try {name}=0.5,1")
+        low, high = self.jitter_scale
+        if not 0.1 <= low <= high <= 10:
+            raise VitrailError(
+                f"jitter_scale must be two rising numbers from 0.1 to 10, got {low} and {high}; try jitter_scale=0.5,2"
+            )
+        if not 0 < self.max_class_fraction <= 1:
+            raise VitrailError(
+                f"max_class_fraction must be above 0 and at most 1, got {self.max_class_fraction}; try max_class_fraction=0.75"
+            )
         for name in (
             "pad",
             "randaug_layers",
@@ -75,6 +87,7 @@ POLICIES: dict[str, Policy] = {
     "strong1": Policy(randaug_layers=2, randaug_magnitude=20.0, mixup=0.5),
     "strong2": Policy(randaug_layers=2, randaug_magnitude=20.0, mixup=0.8),
     "pad": Policy(crop="pad"),
+    "jitter": Policy(crop="scale-jitter", brightness=0.3, contrast=0.3, saturation=0.3),
     "textbook": Policy(
         crop_scale=(0.08, 1.0),
         randaug_layers=2,
