@@ -12,21 +12,25 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int, Num, UInt8
+from jaxtyping import Float, Int, Int16, Num, UInt8
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
+from vitrail.augment.affine import warp_mask
 from vitrail.augment.counter_rng import random_bits, uniforms
 from vitrail.augment.crop import (
     CROP_SLOTS,
+    crop_mask,
     crop_resize,
     crop_resize_batch,
     draw_letterbox,
     draw_padded_crop,
     draw_random_resized_crop,
+    draw_scale_jitter,
     letterbox,
     padded_crop,
+    padded_crop_resize,
 )
 from vitrail.augment.policy import Policy
 from vitrail.augment.randaugment import (
@@ -34,6 +38,7 @@ from vitrail.augment.randaugment import (
     JITTER_SLOTS,
     OPERATION_SLOTS,
     RandAugmentOps,
+    affine_of,
     apply_operation,
     colour_jitter,
     draw_colour_jitter,
@@ -43,14 +48,16 @@ from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
 from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import ImageSize, decode_array, to_pil
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.dataset import IGNORED, Dataset
 from vitrail.data.sources.image_like import describe_value
-from vitrail.data.transforms import decode_model_bands, normalise, to_pixels
+from vitrail.data.transforms import decode_model_bands, mask_to_input, normalise, to_pixels
 from vitrail.errors import VitrailError
 
+Box = tuple[int, int, int, int]  # top, left, height, width
 ImageTransform = Callable[..., Any]  # from a PIL image, and a numpy generator if it takes a second argument, to an image
 # First random slot of each operation. Slots do not overlap, so switching one on does not change another.
 CROP_OFFSET, FLIP_OFFSET, ERASE_OFFSET, JITTER_OFFSET, RANDAUGMENT_OFFSET, NOISE_OFFSET = 0, 100, 200, 300, 400, 1000
+MASK_CROP_OFFSET, MASK_CROP_ATTEMPTS = 3000, 10  # of crops that are drawn until they have several classes
 MAX_BATCHED_SIDE = 64  # pixels per side up to which a whole batch at once is faster than image by image
 
 
@@ -65,6 +72,7 @@ class TransformedBatch:
     images: Float[Tensor, "n c height width"] | UInt8[Tensor, "n c height width"]
     readable: ndarray
     read_errors: dict[int, str]
+    masks: Int16[Tensor, "n height width"] | None = None  # cropped and flipped as their images, if masks are the targets
 
 
 @runtime_checkable
@@ -143,9 +151,10 @@ class TrainTransform:
             or shape[2] != len(preprocess.mean)
             or policy.randaug_layers
             or self._jitters
+            or dataset.has_mask_targets
         ):
             return None
-        if policy.crop == "random-resized" and preprocess.fit == "pad":
+        if policy.crop == "scale-jitter" or (policy.crop == "random-resized" and preprocess.fit == "pad"):
             return None
         if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.resize_to != shape[:2]):
             return None
@@ -176,22 +185,108 @@ class TrainTransform:
             uniforms(*key, JITTER_SLOTS, JITTER_OFFSET), policy.brightness, policy.contrast, policy.saturation, policy.hue
         )
 
-        def transform(row: int, content: bytes | ndarray) -> Tensor:
-            chw = self._crop_and_flip(content, partial(crop, row), bool(flips[row]))
-            if not (policy.randaug_layers or self._jitters):
-                return chw
-            if self.preprocess.raw:
-                return self._transform_bands(chw, operations, row)
-            image = to_pil(rearrange(chw, "c h w -> h w c").contiguous().numpy())
-            for operation, strength, centre in zip(
-                operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
-            ):
-                image = apply_operation(image, operations.names[operation], float(strength), centre)
-            if self._jitters:
-                image = colour_jitter(image, factors[row], orders[row])
-            return _to_chw(np.array(image).reshape(*self.preprocess.image_size, -1))
+        masks = torch.empty(len(indices), *self.preprocess.image_size, dtype=torch.int16) if dataset.has_mask_targets else None
 
-        return _transform_images(dataset, indices, self.preprocess, transform)
+        def transform(row: int, content: bytes | ndarray) -> Tensor:
+            mask = None if masks is None else dataset.mask(int(indices[row]))
+            draw_crop = partial(crop, row) if mask is None else self._crop_with_mask(epochs[row], indices[row], mask)
+            chw = self._crop_and_flip(content, draw_crop, bool(flips[row]))
+            if mask is not None:
+                mask = self._crop_mask(mask, draw_crop, bool(flips[row]))
+            if policy.randaug_layers or self._jitters:
+                chw = self._change_colours_and_warp(chw, operations, factors, orders, row)
+                mask = None if mask is None else self._warp_mask(mask, operations, row)
+            if mask is not None and masks is not None:
+                masks[row] = torch.from_numpy(np.ascontiguousarray(mask))
+            return chw
+
+        transformed = _transform_images(dataset, indices, self.preprocess, transform)
+        return transformed if masks is None else replace(transformed, masks=masks[torch.from_numpy(transformed.readable)])
+
+    def _change_colours_and_warp(
+        self, chw: Tensor, operations: RandAugmentOps, factors: ndarray, orders: ndarray, row: int
+    ) -> Tensor:
+        """Apply the drawn operations of RandAugment, then colour jitter."""
+        if self.preprocess.raw:
+            return self._transform_bands(chw, operations, row)
+        image = to_pil(rearrange(chw, "c h w -> h w c").contiguous().numpy())
+        for operation, strength, centre in zip(
+            operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
+        ):
+            image = apply_operation(image, operations.names[operation], float(strength), centre)
+        if self._jitters:
+            image = colour_jitter(image, factors[row], orders[row])
+        return _to_chw(np.array(image).reshape(*self.preprocess.image_size, -1))
+
+    def _warp_mask(self, mask: Int16[ndarray, "height width"], operations: RandAugmentOps, row: int) -> ndarray:
+        """Move a mask as the drawn geometric operations have moved its image."""
+        height, width = mask.shape
+        for operation, strength in zip(operations.indices[row], operations.strengths[row], strict=True):
+            affine = affine_of(operations.names[operation], float(strength), width, height)
+            if affine is not None:
+                warped = warp_mask(Image.fromarray(mask.astype(np.int32)), affine, IGNORED)
+                mask = np.asarray(warped).astype(np.int16)
+        return mask
+
+    def _crop_with_mask(self, epoch: int, index: int, mask: Int16[ndarray, "h w"]) -> Callable[[ImageSize], Box]:
+        """Return a function from the size of an image, which must be that of its mask, to the drawn crop: the first of ten that
+        is not nearly all of one class."""
+        policy, size = self.policy, self.preprocess.image_size
+        attempts = MASK_CROP_ATTEMPTS if policy.max_class_fraction < 1 else 1
+        u = uniforms(
+            self.seed,
+            np.array([epoch]),
+            np.array([index]),
+            attempts * CROP_SLOTS,
+            CROP_OFFSET if attempts == 1 else MASK_CROP_OFFSET,
+        )
+        boxes = self._boxes(u.reshape(attempts, CROP_SLOTS), np.broadcast_to(np.array(mask.shape), (attempts, 2)))
+        crops = [(int(top), int(left), int(height), int(width)) for top, left, height, width in boxes]
+        chosen = next(
+            (
+                each
+                for each in crops[:-1]
+                if self._has_classes(crop_mask(mask, self._in_mask(each, mask), size, False, IGNORED))
+            ),
+            crops[-1],
+        )
+
+        def crop(image_size: ImageSize) -> Box:
+            expected = size if policy.crop in ("pad", "none") else mask.shape  # those are drawn for the resized image
+            if tuple(image_size) != tuple(expected):
+                height, width = image_size
+                raise VitrailError(f"is {width} x {height} pixels, and its mask {mask.shape[1]} x {mask.shape[0]}")
+            return chosen
+
+        return crop
+
+    def _has_classes(self, mask: Int16[ndarray, "height width"]) -> bool:
+        """Whether no class has more of the counted pixels than the policy allows."""
+        counts = np.bincount(mask[mask != IGNORED])
+        return bool(counts.max(initial=0) <= self.policy.max_class_fraction * counts.sum())
+
+    def _crop_mask(
+        self, mask: Int16[ndarray, "h w"], draw_crop: Callable[[ImageSize], Box], flip: bool
+    ) -> Int16[ndarray, "height width"]:
+        """Crop, resize and flip a mask as its image."""
+        size = self.preprocess.image_size
+        if self.policy.crop in ("random-resized", "scale-jitter"):
+            height, width = mask.shape
+            return crop_mask(mask, self._in_mask(draw_crop((height, width)), mask), size, flip, IGNORED)
+        resized = mask_to_input(mask, self.preprocess)
+        drawn, flipped = np.array([draw_crop(size)]), np.array([flip])
+        pad = self.policy.pad if self.policy.crop == "pad" else 0
+        return padded_crop(resized[None, ..., None], drawn, flipped, pad, (IGNORED,))[0, ..., 0]
+
+    def _in_mask(self, box: Box, mask: Int16[ndarray, "h w"]) -> tuple[float, float, float, float]:
+        """Return the part of a mask that becomes the input: the crop or, if the box is that of the padded image in the input,
+        what lies in the input around it."""
+        if self.policy.crop != "random-resized" or self.preprocess.fit != "pad":
+            return box
+        top, left, height, width = box
+        y_scale, x_scale = mask.shape[0] / height, mask.shape[1] / width
+        high, wide = self.preprocess.image_size
+        return -top * y_scale, -left * x_scale, high * y_scale, wide * x_scale
 
     def _transform_bands(self, image: Float[Tensor, "c height width"], operations: RandAugmentOps, row: int) -> Tensor:
         """Apply the drawn geometric operations to each band; the others are for 8-bit colours, and leave it as it is."""
@@ -214,37 +309,46 @@ class TrainTransform:
     def _flips(self, epochs: ndarray, indices: ndarray) -> ndarray:
         return uniforms(self.seed, epochs, indices, 1, FLIP_OFFSET)[:, 0] < self.policy.hflip
 
-    def _crop_function(
-        self, dataset: Dataset, epochs: ndarray, indices: ndarray
-    ) -> Callable[[int, ImageSize], tuple[int, int, int, int]]:
+    def _crop_function(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> Callable[[int, ImageSize], Box]:
         """Return a function from (row, image size) to the crop; all crops are drawn at once if the dataset knows the sizes."""
-        policy, size = self.policy, self.preprocess.image_size
         u = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET)
-        if policy.crop != "random-resized":
-            drawn: ndarray | None = draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
+        if self.policy.crop in ("pad", "none"):
+            drawn: ndarray | None = self._boxes(u, np.broadcast_to(np.array(self.preprocess.image_size), (len(u), 2)))
         else:
             sizes = dataset.sizes(indices)
-            drawn = None if sizes is None else self._draw_boxes(u, sizes)
+            drawn = None if sizes is None else self._boxes(u, sizes)
 
-        def crop(row: int, image_size: ImageSize) -> tuple[int, int, int, int]:
+        def crop(row: int, image_size: ImageSize) -> Box:
             drawn_crop = drawn[row] if drawn is not None else None
             if drawn_crop is None:
-                drawn_crop = self._draw_boxes(u[row : row + 1], np.array([image_size]))[0]
+                drawn_crop = self._boxes(u[row : row + 1], np.array([image_size]))[0]
             top, left, height, width = drawn_crop.tolist()
             return top, left, height, width
 
         return crop
 
-    def _draw_boxes(self, u: ndarray, sizes: ndarray) -> Int[ndarray, "n 4"]:
-        """Draw the box that is cut out of each image or, with padding, the box of the input that the image is resized into."""
-        scale, ratio = self.policy.crop_scale, self.policy.crop_ratio
+    def _boxes(self, u: ndarray, sizes: ndarray) -> Int[ndarray, "n 4"]:
+        """Return the box that is cut out of each image or, with padding, that of the input which the image is resized into."""
+        policy, size = self.policy, self.preprocess.image_size
+        if policy.crop in ("pad", "none"):
+            return draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
+        if policy.crop == "scale-jitter":
+            return self._jitter_boxes(u, sizes)
         if self.preprocess.fit == "pad":
-            return draw_letterbox(u, sizes, self.preprocess.image_size, scale, ratio)
-        return draw_random_resized_crop(u, sizes, scale, ratio)
+            return draw_letterbox(u, sizes, size, policy.crop_scale, policy.crop_ratio)
+        return draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
 
-    def _crop_and_flip(
-        self, content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], flip: bool
-    ) -> Tensor:
+    def _jitter_boxes(self, u: ndarray, sizes: ndarray) -> Int[ndarray, "n 4"]:
+        """Return crops of the image or, with padding, of the image with its margins, around which there is padding as well."""
+        if self.preprocess.fit != "pad":
+            return draw_scale_jitter(u, sizes, self.policy.jitter_scale)
+        size = np.array(self.preprocess.image_size)
+        padded = np.rint(size * (sizes / size).max(1, keepdims=True)).astype(np.int64)
+        boxes = draw_scale_jitter(u, padded, self.policy.jitter_scale)
+        boxes[:, :2] -= (padded - sizes) // 2
+        return boxes
+
+    def _crop_and_flip(self, content: bytes | ndarray, crop: Callable[[ImageSize], Box], flip: bool) -> Tensor:
         policy, preprocess = self.policy, self.preprocess
         if policy.crop == "random-resized" and preprocess.fit == "pad":
             image, box = _decode_for_box(decode_model_bands(content, preprocess) if preprocess.raw else content, crop)
@@ -255,6 +359,10 @@ class TrainTransform:
             return crop_resize(
                 _with_channels(image, len(preprocess.mean)), box, preprocess.image_size, flip, policy.interpolation
             )
+        if policy.crop == "scale-jitter":
+            image, box = _decode_for_crop(content, crop, preprocess)
+            channels = _with_channels(image, len(preprocess.mean))
+            return padded_crop_resize(channels, box, preprocess.image_size, flip, policy.interpolation, preprocess.pad_colour)
         pad = policy.pad if policy.crop == "pad" else 0
         resized = to_pixels(content, preprocess)
         drawn, flipped = np.array([crop(preprocess.image_size)]), np.array([flip])
@@ -331,9 +439,7 @@ def _num_arguments(function: ImageTransform) -> int:
     return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
-def _decode_for_crop(
-    content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], preprocess: Preprocess
-) -> tuple[ndarray, tuple[int, int, int, int]]:
+def _decode_for_crop(content: bytes | ndarray, crop: Callable[[ImageSize], Box], preprocess: Preprocess) -> tuple[ndarray, Box]:
     """Return pixels and crop box. The crop is drawn at full size; a JPEG is decoded at no higher resolution than it needs."""
     if preprocess.raw:
         content = decode_model_bands(content, preprocess)
@@ -360,13 +466,11 @@ def _decode_for_crop(
     )
 
 
-def _decode_for_box(
-    content: bytes | ndarray, box: Callable[[ImageSize], tuple[int, int, int, int]]
-) -> tuple[ndarray, tuple[int, int, int, int]]:
+def _decode_for_box(content: bytes | ndarray, box: Callable[[ImageSize], Box]) -> tuple[ndarray, Box]:
     """Return pixels and the box they are resized into, drawn at full size; a JPEG is decoded at no higher resolution."""
     if isinstance(content, ndarray):
         return content, box((content.shape[0], content.shape[1]))
-    drawn: list[tuple[int, int, int, int]] = []
+    drawn: list[Box] = []
 
     def min_size(size: ImageSize) -> ImageSize:
         drawn.append(box(size))

@@ -5,15 +5,17 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int16, Num
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
+from vitrail.augment.crop import crop_mask
 from vitrail.data.bad_image import BadImage
 from vitrail.data.band_files import array_format
 from vitrail.data.decode import MAX_IMAGE_PIXELS, decode, decode_bands, to_pil
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import IGNORED
 
 MAX_RESIZED_PIXELS = 2**24  # pixels of a resized image that is then cropped
 RESAMPLING = {
@@ -89,6 +91,12 @@ def crop_window(size: tuple[int, int], preprocess: Preprocess) -> tuple[tuple[in
     x_scale, y_scale = size[0] / resized[0], size[1] / resized[1]
     left, top = _crop_corner(resized, preprocess)
     return resized, (left * x_scale, top * y_scale, left * x_scale + width * x_scale, top * y_scale + height * y_scale)
+
+
+def mask_to_input(mask: Int16[ndarray, "h w"], preprocess: Preprocess) -> Int16[ndarray, "height width"]:
+    """Return a mask at the model's input size, cropped, padded or stretched as its image, and never interpolated."""
+    _, (left, top, right, bottom) = crop_window((mask.shape[1], mask.shape[0]), preprocess)
+    return crop_mask(mask, (top, left, bottom - top, right - left), preprocess.image_size, False, IGNORED)
 
 
 def normalise(images: Float[Tensor, "*n c height width"], preprocess: Preprocess) -> Float[Tensor, "*n c height width"]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vitrail.config import validate
+from vitrail.config import added, validate
 from vitrail.errors import VitrailError
 
 SEPARATORS = ";|,"  # those that are found, tried in this order
@@ -16,12 +16,14 @@ class Columns:
 
     ``labels``: the column of labels. ``separator``: the text between several labels of one image, or ``none`` if a cell is one
     label. ``several``: whether an image may have several labels, or none. ``targets``: columns of numbers to predict.
+    ``masks``: whether the masks of images are the targets; left open, they are if the images have no labels.
     """
 
     labels: str | None = None
     separator: str | None = None
     several: bool | None = None
     targets: tuple[str, ...] = ()
+    masks: bool | None = added(None)
 
     def __post_init__(self) -> None:
         validate(self)

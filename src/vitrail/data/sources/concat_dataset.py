@@ -78,6 +78,14 @@ class ConcatDataset(DatasetView):
     def number_names(self) -> tuple[str, ...]:
         return self.datasets[0].number_names
 
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        return self.datasets[0].mask_names
+
+    @property
+    def has_mask_targets(self) -> bool:
+        return all(part.has_mask_targets for part in self.datasets)
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         sizes = np.empty((len(indices), 2), np.int64)
         for part, rows, inside in self._group(indices):

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Num, UInt8
+from jaxtyping import Bool, Float, Int, Int16, Int32, Num, UInt8
 from numpy import ndarray
 
 from vitrail.data.decode import band_format, decode_bands, to_pil
@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int | None], None]  # activity, amount done, tota
 MAX_BAD_FRACTION = 0.05  # fraction of the images that may be unusable
 MAX_FILE_BYTES = 2**28  # bytes: a file larger than 256 MiB is not taken for an image
 NOT_PLAIN = re.compile(rb"(?:^|[/\0])\.(?:[/\0]|$)|//|/(?:\0|$)")  # in paths joined by zeros: what Path would normalise
+IGNORED = -1  # in a mask: a pixel that counts for no class, neither in training nor in metrics
 NUM_SAMPLED = 16  # images that identify a dataset which has no better key
 
 
@@ -157,6 +158,24 @@ class Dataset(ABC):
 
     def object_mask(self, index: int) -> UInt8[ndarray, "h w"] | None:
         """Return a mask that is 1 where the labelled object is visible, or None if that is not known."""
+        return None
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """Names of the classes of pixels, by their number in a mask; empty if the images have no masks."""
+        return ()
+
+    @property
+    def has_mask_targets(self) -> bool:
+        """Whether the masks are to be predicted; then ``class_names`` are the ``mask_names``, and no image has a label."""
+        return False
+
+    def mask(self, index: int) -> Int16[ndarray, "h w"]:
+        """Return the class of each pixel of the upright image, or ``IGNORED``; raises VitrailError or OSError."""
+        raise VitrailError(f"{self.name} has no masks; name a dataset with one mask per image")
+
+    def instances(self, index: int) -> Int32[ndarray, "h w"] | None:
+        """Return the object of each pixel, from 1, and 0 where there is none; None if a mask does not tell objects apart."""
         return None
 
     @property
@@ -290,6 +309,14 @@ class DatasetView(Dataset):
         dataset, position = self.locate(index)
         return dataset.object_mask(position)
 
+    def mask(self, index: int) -> ndarray:
+        dataset, position = self.locate(index)
+        return dataset.mask(position)
+
+    def instances(self, index: int) -> ndarray | None:
+        dataset, position = self.locate(index)
+        return dataset.instances(position)
+
 
 @dataclass(frozen=True, eq=False)
 class Subset(DatasetView):
@@ -356,6 +383,14 @@ class Subset(DatasetView):
     def number_names(self) -> tuple[str, ...]:
         return self.dataset.number_names
 
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        return self.dataset.mask_names
+
+    @property
+    def has_mask_targets(self) -> bool:
+        return self.dataset.has_mask_targets
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])
 
@@ -384,6 +419,28 @@ class Subset(DatasetView):
     def flatten(self) -> tuple[Sequence[Dataset], ndarray]:
         datasets, positions = self.dataset.flatten()
         return datasets, positions[self.indices]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskTargets(Subset):
+    """A dataset whose masks are the targets, in place of its labels."""
+
+    @property
+    def has_mask_targets(self) -> bool:
+        return True
+
+
+def with_mask_targets(dataset: Dataset) -> Dataset:
+    """Return the dataset with its masks as targets."""
+    if dataset.has_mask_targets:
+        return dataset
+    if not dataset.mask_names:
+        raise VitrailError(
+            f"{dataset.name} has no masks, which segmentation learns from; name a folder with images/ and masks/, or another "
+            "dataset with a mask for each image"
+        )
+    indices = np.arange(len(dataset))
+    return MaskTargets(dataset, indices, np.full(len(dataset), -1, np.int64), dataset.mask_names)
 
 
 def with_class_names(dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:

@@ -32,6 +32,7 @@ from vitrail.data.sources.dataset import (
     fingerprint,
     select_images,
     with_class_names,
+    with_mask_targets,
     with_numbers,
 )
 from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
@@ -140,6 +141,10 @@ class _Reader:
     def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
         """Return splits with the targets that the columns name, if they did not come from a table, and so have others."""
         columns, splits = self.columns, source.splits
+        if columns.masks:
+            splits = {split: with_mask_targets(dataset) for split, dataset in splits.items()}
+        if splits and all(dataset.has_mask_targets for dataset in splits.values()):
+            return replace(source, splits=splits, columns=replace(source.columns, masks=True))
         if columns.targets:
             found = source.columns.targets  # as the table spells them
             splits = {

@@ -32,6 +32,7 @@ from vitrail.data.sources.panes.layout import (
 from vitrail.errors import VitrailError
 
 PANES_CLASSES = tuple(FIGURES)
+PANES_MASK_CLASSES = ("background", "figure")  # of pixels: the figure that decides the label, and all else
 PANES_SPLITS = ("train", "validation", "test")
 FIGURE_NUMBERS = ("angle", "size", "x", "y")  # see figure_numbers
 FIGURE_PANES = 3  # down and across
@@ -89,6 +90,16 @@ class PanesDataset(Dataset):
 
     def object_mask(self, index: int) -> ndarray:
         return self.scene(index).mask
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        return PANES_MASK_CLASSES
+
+    def mask(self, index: int) -> ndarray:
+        return self.scene(index).mask.astype(np.int16)
+
+    def instances(self, index: int) -> ndarray:
+        return self.scene(index).mask.astype(np.int32)  # one figure per image
 
     @property
     def number_names(self) -> tuple[str, ...]:
