@@ -3,6 +3,7 @@
 b batch, c channels, n patches, t tokens, d width, f width of the representation.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -91,16 +92,29 @@ class ViT(nn.Module):
 
         ``patch_indices``: which patches of the grid these are, a row per image; None: all, in order.
         """
+        return self.norm(self.encode_layers(x, grid, (self.config.depth,), patch_indices)[0])
+
+    def encode_layers(
+        self,
+        x: Float[Tensor, "b n d"],
+        grid: Grid,
+        layers: Sequence[int],
+        patch_indices: PatchIndices | None = None,
+    ) -> list[Float[Tensor, "b t d"]]:
+        """Return the outputs of some blocks, which are numbered from 1, without the last norm; 0: what the first one gets."""
         x = self.add_prefix_tokens(x)
         rotation: Rotation | None = None
         bias: Tensor | None = None
+        outputs: list[Tensor] = []
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
             x = x if table is None else self.positions[table](x, grid, patch_indices)
             x = self.embed_norm(self.dropout(x)) if layer == 0 else x
+            if layer in layers:
+                outputs.append(x)
             rotation = self.rotary[layer](grid, x.device, patch_indices) if layer < len(self.rotary) else rotation
             bias = self.relative_bias[layer](grid, patch_indices) if layer < len(self.relative_bias) else bias
             x = self._run_block(block, x, rotation, bias)
-        return self.norm(x)
+        return [*outputs, x] if len(self.blocks) in layers else outputs
 
     def add_prefix_tokens(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
         prefix = [token for token in (self.cls, self.registers) if token is not None]
