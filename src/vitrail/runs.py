@@ -19,7 +19,7 @@ from vitrail.errors import VitrailError, did_you_mean
 from vitrail.io import atomic_write
 from vitrail.models.config import Pair
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.task_config import TaskConfig
+from vitrail.recipes.task_config import TaskConfig, named_task
 from vitrail.report.cross_validation_page import cross_validation_page
 from vitrail.report.run_page import run_page
 from vitrail.system import is_main_process
@@ -60,7 +60,7 @@ def train(
     model: str | None = None,
     recipe: str | None = None,
     image_size: ImageSize | None = None,
-    task: TaskConfig | None = None,
+    task: TaskConfig | str | None = None,
     resume: str | Path | None = None,
     recipe_from: str | Path | None = None,
     folds: int | None = None,
@@ -88,7 +88,7 @@ def train(
     recipe_options, out, run_options = _split_options(options, folds)
     chosen = {"model": model, "recipe": recipe, "image_size": image_size, "task": task}
     _check_names(model=model, recipe=recipe)
-    _check_task(task)
+    task = _find_task(task)
     with process_group() as group:
         if resume is not None:
             _check_left_out("resume", {**chosen, "recipe_from": recipe_from, "folds": folds})
@@ -116,10 +116,10 @@ def finetune(
     weights: str | Path,
     data: Any,
     *,
-    recipe: str = "finetune",
+    recipe: str | None = None,
     image_size: ImageSize | None = None,
     trainable: str = "all",
-    task: TaskConfig | None = None,
+    task: TaskConfig | str | None = None,
     folds: int | None = None,
     **options: Any,
 ) -> TrainedRun | CrossValidation:
@@ -134,7 +134,7 @@ def finetune(
             f"weights must be a path or hf:owner/name, got {describe_value(weights)}; vitrail.save(model, folder) makes a path"
         )
     _check_names(recipe=recipe)
-    _check_task(task)
+    task = _find_task(task)
     with process_group() as group:
         prepared, _ = prepare_finetuning(
             str(weights), data, recipe, _pair(image_size), trainable, recipe_options, group=group, task=task
@@ -259,11 +259,16 @@ def _check_names(**names: Any) -> None:
             raise VitrailError(f"{option} must be a name, got {describe_value(name)}{change}")
 
 
-def _check_task(task: Any) -> None:
-    if task is not None and not isinstance(task, TaskConfig):
-        raise VitrailError(
-            f"task must be the settings of a task, got {task!r}; leave it out to classify, or give an object of a TaskConfig"
-        )
+def _find_task(task: Any) -> TaskConfig | None:
+    """Return the settings of a task, which may be given by its name."""
+    if task is None or isinstance(task, TaskConfig):
+        return task
+    if isinstance(task, str):
+        return named_task(task)
+    raise VitrailError(
+        f"task must be a name such as 'segment', or the settings of a task, got {task!r}; leave it out for the one that the "
+        "targets are for"
+    )
 
 
 def _check_left_out(option: str, others: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from vitrail.cli.run_recipe import (
     FindLrOption,
     FitOption,
     FoldsOption,
+    HeadOption,
     LrOption,
     MinutesOption,
     MlflowOption,
@@ -31,6 +32,7 @@ from vitrail.cli.run_recipe import (
     ResumeOption,
     RunOptions,
     SeedOption,
+    TaskOption,
     TensorboardOption,
     ThreadsOption,
     WandbOption,
@@ -76,13 +78,18 @@ def finetune(
     target: TargetOption = None,
     augment: AugmentOption = None,
     folds: FoldsOption = None,
+    task: TaskOption = None,
+    head: HeadOption = None,
     trainable: Annotated[
         str,
         model_option(
             metavar="all|last:N|head", help="Parameters to train: all, the last N blocks with the head, or the head alone."
         ),
     ] = "all",
-    recipe: Annotated[str, optimisation_option(help="Recipe to train with: finetune or paper-finetune.")] = "finetune",
+    recipe: Annotated[
+        str | None,
+        optimisation_option(help="Recipe to train with: finetune, segment or paper-finetune; default: the task's."),
+    ] = None,
     epochs: EpochsOption = None,
     batch_size: BatchSizeOption = None,
     lr: LrOption = None,
@@ -106,6 +113,7 @@ def finetune(
 ) -> None:
     """Fine-tune pretrained weights on the classes of your images."""
     from vitrail.data.sources.columns import choose_columns
+    from vitrail.recipes.task_config import named_task
     from vitrail.training.prepare import RecipeOptions, prepare_finetuning
     from vitrail.weights.catalogue import is_available
 
@@ -114,10 +122,13 @@ def finetune(
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
     fields = RecipeOptions(
-        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds, head
     )
+    learned = None if task is None else named_task(task)
     if resume is not None:
-        resume_command(resume, fields, options, weights=weights, data=data, image_size=image, folds=folds is not None)
+        resume_command(
+            resume, fields, options, weights=weights, data=data, task=task, image_size=image, folds=folds is not None
+        )
         return
     if weights is None or data is None:
         raise VitrailError(
@@ -129,7 +140,7 @@ def finetune(
         raise VitrailError(f"{weights} does not exist; {out} resumes without it: vitrail finetune --resume {out}")
 
     def prepare(progress: "Progress", group: "ProcessGroup") -> "PreparedRun":
-        prepared, model = prepare_finetuning(weights, data, recipe, size, trainable, fields, progress, group)
+        prepared, model = prepare_finetuning(weights, data, recipe, size, trainable, fields, progress, group, learned)
         if group.is_main and not json:
             _print_init(weights, model, prepared.recipe)
         return prepared

@@ -12,7 +12,7 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import column_options
-from vitrail.cli.panels import data_option, optimisation_option, run_option
+from vitrail.cli.panels import data_option, model_option, optimisation_option, run_option
 from vitrail.cli.training_progress import ProgressDisplay, format_score
 from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError
@@ -48,6 +48,21 @@ FitOption = Annotated[
     data_option(
         help="How an image of another aspect ratio becomes the input: its centre, the whole image padded with the mean colour, "
         "or stretched; sets preprocess.fit."
+    ),
+]
+TaskOption = Annotated[
+    str | None,
+    model_option(
+        "--task",
+        metavar="NAME",
+        help="What to learn: classify, multi-label, regress or segment; default: what the targets of the dataset are for.",
+    ),
+]
+HeadOption = Annotated[
+    Literal["linear", "eomt"] | None,
+    model_option(
+        help="Head of a segmentation model: one linear layer from each patch to its pixels, or queries in the last blocks "
+        "(EoMT); sets task.head."
     ),
 ]
 SeedOption = Annotated[
@@ -106,9 +121,10 @@ class RunOptions:
 
 OPTION_NAMES = (
     "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "fit", "model", "recipe", "image_size",
-    "method", "folds", "trainable", "labels_column", "separator", "target",
+    "method", "folds", "trainable", "task", "head", "labels_column", "separator", "target",
     "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
+MAX_CLASS_ROWS = 20  # classes whose scores are printed
 Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe
 
 
@@ -246,7 +262,12 @@ def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
     for name, value in result[split].items():
         if name == "top5" and recipe.model.classes <= 5:  # always correct
             continue
-        add_row(sheet, f"{split} {task.metric_titles.get(name, name)}", format_score(value, name in fractions))
+        title = f"{split} {task.metric_titles.get(name, name)}"
+        if isinstance(value, dict):  # by class
+            for class_name, of_class in list(value.items())[:MAX_CLASS_ROWS]:
+                add_row(sheet, f"{title} of {class_name}", format_score(of_class, name in fractions))
+            continue
+        add_row(sheet, title, format_score(value, name in fractions))
         if name == "top1" and "majority_class" in result:
             add_row(sheet, "always predicting the largest class", format_score(result["majority_class"], True))
         if name == task.primary_metric and "mean_prediction" in result:

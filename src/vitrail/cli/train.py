@@ -16,6 +16,7 @@ from vitrail.cli.run_recipe import (
     FindLrOption,
     FitOption,
     FoldsOption,
+    HeadOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -27,6 +28,7 @@ from vitrail.cli.run_recipe import (
     ResumeOption,
     RunOptions,
     SeedOption,
+    TaskOption,
     TensorboardOption,
     ThreadsOption,
     WandbOption,
@@ -50,6 +52,8 @@ def train(
     target: TargetOption = None,
     augment: AugmentOption = None,
     folds: FoldsOption = None,
+    task: TaskOption = None,
+    head: HeadOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
     ] = None,
@@ -82,27 +86,30 @@ def train(
 ) -> None:
     """Train a Vision Transformer from scratch: on your images, or without an argument on the embedded ones in minutes."""
     from vitrail.data.sources.columns import choose_columns
+    from vitrail.recipes.task_config import named_task
     from vitrail.training.prepare import RecipeOptions, prepare_recipe, prepare_training
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
     fields = RecipeOptions(
-        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds, head
     )
+    learned = None if task is None else named_task(task)
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:
-        others = {"data": data, "recipe": recipe, "model": model, "image_size": image, "recipe_from": recipe_from}
+        others = {"data": data, "task": task, "recipe": recipe, "model": model, "image_size": image, "recipe_from": recipe_from}
         resume_command(resume, fields, options, **others, folds=folds is not None)
     elif recipe_from is not None:
-        if any(option is not None for option in (data, recipe, model, image)):
+        if any(option is not None for option in (data, task, recipe, model, image)):
             raise VitrailError(
-                "--recipe-from sets the dataset, recipe, model and size; change them by --set, as in --set data=DIR"
+                "--recipe-from sets the dataset, task, recipe, model and size; change them by --set, as in --set data=DIR"
             )
         run_command(lambda progress, group: prepare_recipe(find_recipe(recipe_from), fields, progress, group), options)
     else:
         size = parse_size(image, "--image-size") if image else None
         run_command(
-            lambda progress, group: prepare_training(data or "fashion", recipe, model, size, fields, progress, group), options
+            lambda progress, group: prepare_training(data or "fashion", recipe, model, size, fields, progress, group, learned),
+            options,
         )

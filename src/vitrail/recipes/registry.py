@@ -12,12 +12,16 @@ from vitrail.recipes.finetune import finetune
 from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet21k, paper_jft
 from vitrail.recipes.pretrain import mae, masked_patch, simmim
 from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.segment import segment
+from vitrail.recipes.segment_small import segment_small
 from vitrail.recipes.small import small
 
 RECIPES: dict[str, Callable[[RecipeContext], Recipe]] = {
     "demo": demo,
     "small": small,
     "finetune": finetune,
+    "segment": segment,
+    "segment-small": segment_small,
     "paper-imagenet": paper_imagenet,
     "paper-imagenet21k": paper_imagenet21k,
     "paper-jft": paper_jft,

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 from vitrail.augment.policy import Policy
 from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.config import ModelConfig
+from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.masked import masked_cost
+from vitrail.models.cost.segmentation import linear_segmenter_cost
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
@@ -36,6 +37,10 @@ class TaskConfig:
     several_labels: ClassVar[bool | None] = None  # whether an image may have several; None: the task is not about labels
     mixes: ClassVar[bool] = True  # whether targets can be mixed, as Mixup and CutMix do
     is_invariant: ClassVar[bool] = True  # whether targets stay the same if an image is flipped, or a part of it is cropped
+    is_dense: ClassVar[bool] = False  # whether outputs belong to places of the image, which therefore has to be seen whole
+    has_masks: ClassVar[bool] = False  # whether the targets are masks
+    train_recipe: ClassVar[str] = "small"  # recipe to train with unless another is named, from random weights
+    finetune_recipe: ClassVar[str] = "finetune"  # and from pretrained ones
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
     def __post_init__(self) -> None:
@@ -52,6 +57,10 @@ class TaskConfig:
 
     def for_targets(self, names: tuple[str, ...]) -> "TaskConfig":
         """Return the settings for a dataset whose targets are numbers of these names, none if they are something else."""
+        return self
+
+    def for_classes(self, class_names: Sequence[str]) -> "TaskConfig":
+        """Return the settings for a dataset with these classes."""
         return self
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
@@ -85,6 +94,15 @@ class TaskConfig:
                 f"no task is named {kind!r}{hint}; import the module that defines it before, or install its package"
             )
         return known[kind]
+
+
+def named_task(name: str) -> TaskConfig:
+    """Return the settings of a task by what it does, such as ``segment``, or by its ``kind``."""
+    known: dict[str, type[TaskConfig]] = {"classify": Classification, "regress": Regression, "segment": Segmentation}
+    kinds = {kind: each for kind, each in _by_kind().items() if isinstance(kind, str) and kind != "masked-image"}
+    if name not in known | kinds:
+        raise VitrailError(f"task must be {', '.join((*known, 'multi-label'))}, got {name!r}{did_you_mean(name, known)}")
+    return (known | kinds)[name]()
 
 
 def _by_kind(cls: type | None = None) -> dict[Any, type]:
@@ -180,6 +198,74 @@ class Regression(TaskConfig):
                 "targets out of the task"
             )
         return replace(self, targets=names or self.targets)
+
+
+@dataclass(frozen=True)
+class Segmentation(TaskConfig):
+    """A class for every pixel. ``linear`` predicts the pixels of a patch from its token, by one linear layer; ``eomt`` has
+    queries in the last blocks, each of which predicts a mask and its class (Kerssies et al. 2025)."""
+
+    kind: Literal["segmentation"] = "segmentation"
+    head: Literal["linear", "eomt"] = "linear"
+    classes: int = 0  # of the dataset
+    layers: tuple[int, ...] = ()  # linear only: blocks whose tokens it sees, from 1; empty: the last
+    loss: Literal["cross-entropy", "focal"] = "cross-entropy"  # linear only, as the next five
+    label_smoothing: float = 0.0
+    balanced_loss: bool = False  # weight classes inversely to the square root of their pixels
+    focal_gamma: float = 2.0
+    dice_weight: float = 0.0  # weight of the Dice loss, which is added
+    queries: int = 100  # eomt only, as the next two
+    query_blocks: int = 4  # last blocks that have the queries
+    mask_annealing: bool = True  # attention of queries is masked by their own prediction, less and less over the training
+    labelled: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    is_dense: ClassVar[bool] = True
+    has_masks: ClassVar[bool] = True
+    train_recipe: ClassVar[str] = "segment-small"
+    finetune_recipe: ClassVar[str] = "segment"
+    decoder_note: ClassVar[str] = "predict the class of each pixel"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not 0 <= self.label_smoothing < 1:
+            raise VitrailError(
+                f"task.label_smoothing must be from 0 to below 1, got {self.label_smoothing}; try task.label_smoothing=0.1"
+            )
+        for name in ("focal_gamma", "dice_weight"):
+            if getattr(self, name) < 0:
+                raise VitrailError(f"task.{name} must be at least 0, got {getattr(self, name)}; try task.{name}=1")
+        for name in ("queries", "query_blocks"):
+            if getattr(self, name) < 1:
+                raise VitrailError(f"task.{name} must be at least 1, got {getattr(self, name)}; try task.{name}=4")
+        if self.layers and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers))):
+            raise VitrailError(
+                f"task.layers must be numbers of blocks from 1, in rising order, got {self.layers}; try task.layers=8,12"
+            )
+
+    def num_outputs(self, class_names: Sequence[str]) -> int:
+        return 0  # the encoder has no head
+
+    def for_classes(self, class_names: Sequence[str]) -> "Segmentation":
+        return replace(self, classes=len(class_names))
+
+    def check(self, model: ModelConfig, augment: Policy) -> None:
+        super().check(model, augment)
+        if not isinstance(model, ViTConfig):
+            raise VitrailError("segmentation needs the patches of a ViT, and the model is a ResNet; try model=S/16")
+        if self.layers and self.layers[-1] > model.depth:
+            raise VitrailError(
+                f"task.layers must be at most {model.depth}, the model's blocks, got {self.layers[-1]}; try task.layers="
+                f"{max(model.depth // 2, 1)},{model.depth}"
+            )
+        if self.head == "eomt" and self.query_blocks > model.depth:
+            raise VitrailError(
+                f"task.query_blocks must be at most {model.depth}, the model's blocks, got {self.query_blocks}; try "
+                f"task.query_blocks={max(model.depth // 3, 1)}"
+            )
+
+    def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
+        assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        return linear_segmenter_cost(model, self.classes, max(len(self.layers), 1), batch_size)
 
 
 @dataclass(frozen=True)

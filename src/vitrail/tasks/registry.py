@@ -15,9 +15,10 @@ from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import TASKS, Task
 
-BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, MaskedImageTask)
+BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, SegmentationTask, MaskedImageTask)
 
 
 def build_task(

@@ -169,6 +169,10 @@ class Task(ABC):
             "indices": indices,
         }
 
+    def result_metrics(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics that a result states, of what ``evaluate`` has returned, as plain values."""
+        return {name: value for name, value in scores.items() if isinstance(value, float)}
+
     def details(self, outputs: Tensor, targets: Any) -> dict[str, Any]:
         """Return what a result says besides its metrics, such as a row per class, as plain values."""
         return {}

@@ -55,7 +55,7 @@ def build_model(recipe: Recipe, task: Task, resumed: bool) -> nn.Module:
     else:
         encoder = init_model_from(recipe.init_from, recipe.model, recipe.init_sha256, recipe.keep_head)
     encoder.preprocess = recipe.preprocess
-    if recipe.task.labelled:
+    if recipe.task.labelled or recipe.task.is_dense:
         encoder.class_names = task.class_names
     return task.build_model(encoder)
 

@@ -130,7 +130,7 @@ def _names_and_metadata(
 
 def _class_names(recipe: Recipe) -> tuple[str, ...] | None:
     """Class names from the dataset; None if it is no longer there."""
-    if not recipe.task.labelled:
+    if not (recipe.task.labelled or recipe.task.is_dense):
         return None
     try:
         fractions = SplitFractions(recipe.val_fraction, recipe.test_fraction)

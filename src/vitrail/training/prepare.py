@@ -24,7 +24,7 @@ from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.recipes.task_config import Classification, MultiLabel, Regression, TaskConfig
+from vitrail.recipes.task_config import Classification, MultiLabel, Regression, Segmentation, TaskConfig
 from vitrail.tasks.registry import model_task
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
@@ -53,6 +53,7 @@ class RecipeOptions:
     fit: Fit | None = None
     columns: Columns = ANY_COLUMNS  # of the targets
     folds: int | None = None  # of a cross-validation
+    head: str | None = None  # of a segmentation model
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -60,6 +61,8 @@ class RecipeOptions:
             recipe = replace(recipe, augment=get_policy(self.augment))
         if self.fit is not None:
             recipe = replace(recipe, preprocess=recipe.preprocess.with_fit(self.fit))
+        if self.head is not None and not recipe.task.has_masks:
+            raise VitrailError(f"head chooses that of a segmentation model, and the task is {recipe.task.name}; leave it out")
         recipe, notes = override_recipe(recipe, [*self._assignments(), *self.overrides])
         if self.epochs is None:
             return recipe, tuple(notes)
@@ -104,6 +107,7 @@ class RecipeOptions:
             "augment": ("augment", self.augment),
             "folds": ("fold.of", self.folds),
             "fit": ("preprocess.fit", self.fit),
+            "head": ("task.head", self.head),
         }
         replaced = ("epochs", "augment", "fit")  # by ``apply``
         assigned = self._assigned()
@@ -150,7 +154,7 @@ def prepare_training(
     task, learned = _learned_task(opened, task)
     context = dataset_context(opened, learned, model, image)
     is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
-    selected = _with_task(get_recipe(recipe or ("demo" if is_demo else "small"), context), task, learned)
+    selected = _with_task(get_recipe(recipe or ("demo" if is_demo else learned.train_recipe), context), task, learned)
     prepared = _apply_options(selected, opened, options, progress)
     prepared = _with_augmentation_note(prepared, options)
     if context.data == "fashion" or not isinstance(learned, Classification):
@@ -186,7 +190,7 @@ def prepare_pretraining(
 def prepare_finetuning(
     weights: str,
     data: Any,
-    recipe: str = "finetune",
+    recipe: str | None = None,
     image: Pair | None = None,
     trainable: str = "all",
     options: RecipeOptions | None = None,
@@ -194,14 +198,15 @@ def prepare_finetuning(
     group: ProcessGroup = SINGLE_PROCESS,
     task: TaskConfig | None = None,
 ) -> tuple[PreparedRun, Model]:
-    """Prepare a run that starts from pretrained weights; return also the model that they were loaded into."""
+    """Prepare a run that starts from pretrained weights; return also the model that they were loaded into. ``recipe``: None
+    means the task's."""
     model = _load_weights(weights, image, recipe)
     options = options or RecipeOptions()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
     opened = _open(data, options, task, progress, group)
     task, learned = _learned_task(opened, task)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model, learned))
-    selected = get_recipe(recipe, context)
+    selected = get_recipe(recipe or learned.finetune_recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
     prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
@@ -282,6 +287,8 @@ def detect_task(data: DatasetSplits) -> TaskConfig:
     may have several."""
     if data.target_names:
         return Regression(targets=data.target_names)
+    if data.train.has_mask_targets:
+        return Segmentation()
     return Classification() if data.train.label_sets is None else MultiLabel()
 
 
@@ -296,7 +303,7 @@ def _open(
     """Open the dataset to train on. ``task``: None means the one that its targets are for, if it need be ``labelled``."""
     columns = options.target_columns()
     if task is not None and columns.several is None and not columns.targets:
-        columns = replace(columns, several=task.several_labels)
+        columns = replace(columns, several=task.several_labels, masks=task.has_masks or columns.masks)
     with group.local_main_first():  # the others find what the first process of their node has downloaded or cached
         opened = open_dataset(
             options.data or data,
@@ -312,19 +319,20 @@ def _open(
 
 def _learned_task(data: DatasetSplits, task: TaskConfig | None) -> tuple[TaskConfig | None, TaskConfig]:
     """Return the task of the user's choice, and the one that is learned; both for the targets of the dataset."""
-    chosen = None if task is None else task.for_targets(data.target_names)
-    return chosen, chosen or detect_task(data)
+    chosen = None if task is None else task.for_targets(data.target_names).for_classes(data.class_names)
+    return chosen, chosen or detect_task(data).for_classes(data.class_names)
 
 
 def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
-    """Return the recipe for a task, without mixing images if their targets cannot be mixed, and without flips and crops if they
-    may change the targets. ``task`` is that of the user's choice; None: a recipe for the detected task, ``learned``, keeps its
-    own settings."""
+    """Return the recipe for a task: without mixing images if their targets cannot be mixed, without flips and crops if they
+    may change the targets, with the whole image if outputs belong to its places. ``task`` is that of the user's choice; None: a
+    recipe for the detected task, ``learned``, keeps its own settings."""
     if task is None and isinstance(learned, type(recipe.task)):
         return recipe
     augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
     augment = augment if learned.is_invariant else replace(augment, crop="none", hflip=0.0)
-    return replace(recipe, task=learned, augment=augment)
+    preprocess = recipe.preprocess.with_fit("stretch") if learned.is_dense else recipe.preprocess
+    return replace(recipe, task=learned, augment=augment, preprocess=preprocess)
 
 
 def _with_augmentation_note(prepared: PreparedRun, options: RecipeOptions) -> PreparedRun:
@@ -384,7 +392,7 @@ def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:
     return [f"cross-validation of {num_images:,} images: {folds} runs, each tested on the fold that it does not train on"]
 
 
-def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:
+def _load_weights(weights: str, image: Pair | None, recipe: str | None) -> Model:
     if not is_available(weights):
         check_name(weights)
         hint = (

@@ -246,7 +246,7 @@ class Trainer:
             "run": str(self.run.folder),
             **self.run.origin(),
             "reported_on": split,
-            split: {name: value for name, value in scores.items() if isinstance(value, float)},
+            split: self.task.result_metrics(scores),
             **self.task.baseline(self.data.train, self.data.splits[split]),
             **self.evaluator.details(scores),
             "selected_on": "validation" if len(self.data.validation) else "train",

@@ -1,0 +1,41 @@
+"""Tasks whose outputs belong to places of an image, and so have to be brought back to its own size.
+
+b images, k classes; the model's input is height by width, an image h high and w wide.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.data.decode import ImageSize
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.transforms import crop_window
+
+MAX_BAND_NUMEL = 2**24  # numbers of a band of rows: 64 MiB, whatever the size of the image
+
+
+def restored_bands(
+    outputs: Float[Tensor, "k height width"], preprocess: Preprocess, size: ImageSize
+) -> Iterator[tuple[slice, Float[Tensor, "k rows w"]]]:
+    """Yield outputs at the size of an image, a band of its rows at a time: the preprocessing undone, bilinearly, as
+    ``F.interpolate`` does with half-pixel centres. What a centre crop has cut off repeats the border."""
+    height, width = size
+    _, (left, top, right, bottom) = crop_window((width, height), preprocess)
+    first_row, next_row, down = _neighbours(height, top, bottom, outputs.shape[1], outputs)
+    first_column, next_column, across = _neighbours(width, left, right, outputs.shape[2], outputs)
+    rows_at_a_time = max(MAX_BAND_NUMEL // (outputs.shape[0] * max(width, outputs.shape[2])), 1)
+    for start in range(0, height, rows_at_a_time):
+        band = slice(start, min(start + rows_at_a_time, height))
+        rows = torch.lerp(outputs[:, first_row[band]], outputs[:, next_row[band]], down[band, None])
+        yield band, torch.lerp(rows[..., first_column], rows[..., next_column], across)
+
+
+def _neighbours(length: int, start: float, end: float, inputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each pixel of a side of an image the two nearest of the model's input, and the fraction of the way between
+    them; the input shows the image from ``start`` to ``end``."""
+    position = (torch.arange(length, dtype=torch.float64) + 0.5 - start) * (inputs / (end - start)) - 0.5
+    position = position.clamp(0, inputs - 1)
+    first = position.floor().long()
+    return first, (first + 1).clamp(max=inputs - 1), (position - first).to(like.dtype)

@@ -1,0 +1,225 @@
+"""Segmentation: a class for every pixel. b images, k classes; the model's input is height by width, an image h high and w wide.
+
+The loss is computed at the model's input size, the metrics at the size of each image, to which the logits are interpolated.
+The loss is a mean over the pixels of each image, and then over images, so that micro-batches and ranks change nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int16
+from numpy import ndarray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.data.decode import ImageSize
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, evenly_spaced
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.vit import ViT
+from vitrail.recipes.task_config import Segmentation
+from vitrail.tasks.dense import restored_bands
+from vitrail.tasks.segmentation_metrics import confusion_matrix, iou_per_class, segmentation_scores
+from vitrail.tasks.segmentation_model import LinearSegmenter
+from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
+
+NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
+DICE_SMOOTHING = 1.0  # pixels, so that a class that is neither there nor predicted has a Dice of 1
+
+
+@dataclass(frozen=True)
+class SegmentationPrediction(Prediction):
+    """The class of every pixel of an image at its own size, and how much of the image each class covers."""
+
+    mask: Int16[ndarray, "h w"] | None = None
+    classes: dict[str, float] = field(default_factory=dict)  # fraction of the pixels by class, the largest first
+
+    def cells(self) -> dict[str, Any]:
+        return dict(self.classes)
+
+    def text(self) -> list[str]:
+        return [", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items())]
+
+
+@dataclass(frozen=True)
+class SegmentationTask(Task):
+    """A class for every pixel."""
+
+    class_weights: Float[Tensor, " k"] | None = None
+
+    config_class: ClassVar = Segmentation
+    primary_metric: ClassVar[str] = "miou"
+    fractions: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "dice", "pixel_accuracy", "boundary_iou", "iou")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        "iou": "IoU",
+        "miou": "mean IoU",
+        "dice": "mean Dice",
+        "pixel_accuracy": "pixel accuracy",
+        "boundary_iou": "boundary IoU",
+    }
+    image_score: ClassVar = ImageScore("pixel_accuracy", "pixel accuracy")
+    output_name: ClassVar[str] = "logits"
+    target_name: ClassVar[str] = "masks"
+    agreement_title: ClassVar[str] = "same class of a pixel"
+    prediction_class: ClassVar = SegmentationPrediction
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def description(self) -> str:
+        return "a segmentation model"
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def require_targets(self, dataset: Dataset, name: str) -> None:
+        if len(dataset) and not dataset.has_mask_targets:
+            raise VitrailError(f"{name} has no masks, which segmentation needs; name a folder with images/ and masks/")
+
+    def with_data(self, data: DatasetSplits) -> "SegmentationTask":
+        super().with_data(data)
+        if self.config.classes != len(data.class_names):
+            raise VitrailError(
+                f"task.classes must be {len(data.class_names)}, the number of classes of {data.name}, got {self.config.classes}"
+            )
+        if len(data.class_names) < 2:
+            raise VitrailError(f"{data.name} has a single class of pixels; segmentation needs at least two, such as background")
+        return replace(self, class_weights=pixel_class_weights(data.train)) if self.config.balanced_loss else self
+
+    def build_model(self, encoder: Model) -> nn.Module:
+        assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
+        return LinearSegmenter(encoder, self.config.classes, self.config.layers)
+
+    def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
+        """Return the indices of the images: masks have different sizes, and are read when they are compared."""
+        return torch.from_numpy(indices)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        device = next(model.parameters()).device
+        logits = model(batch.images.to(device, non_blocking=True)).float()
+        masks = batch.targets.to(device).long()
+        counted = masks != IGNORED
+        accuracy = _mean_over_pixels((logits.argmax(1) == masks).float(), counted)
+        return self._pixel_loss(logits, masks, counted), {"accuracy": accuracy}
+
+    def _pixel_loss(
+        self, logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"], counted: Tensor
+    ) -> Tensor:
+        config = self.config
+        weights = None if self.class_weights is None else self.class_weights.to(logits)
+        losses = F.cross_entropy(
+            logits, masks, weights, ignore_index=IGNORED, reduction="none", label_smoothing=config.label_smoothing
+        )
+        if config.loss == "focal":
+            true = logits.log_softmax(1).gather(1, masks.clamp(min=0)[:, None])[:, 0].exp()
+            losses = losses * (1 - true) ** config.focal_gamma
+        loss = _mean_over_pixels(losses, counted)
+        return loss + config.dice_weight * dice_loss(logits, masks) if config.dice_weight else loss
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
+        """Return the metrics at the images' own sizes, and the confusion matrix of each image."""
+        was_training, device = model.training, next(model.parameters()).device
+        model.eval()
+        rows: list[tuple[int, Tensor, float]] = []
+        try:
+            for batch in loader.batches(workers=workers):
+                outputs = model(batch.images.to(device)).float().cpu()
+                for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
+                    rows.append((index, *self.compare(logits, loader.dataset.mask(index))))
+        finally:
+            model.train(was_training)
+        indices = gather(torch.tensor([index for index, _, _ in rows], dtype=torch.int64))
+        confusion = gather(_stack([counts for _, counts, _ in rows], self.classes))
+        losses = gather(torch.tensor([loss for _, _, loss in rows], dtype=torch.float64))
+        order = indices.argsort()
+        confusion, losses = confusion[order], losses[order]
+        return {
+            "loss": losses.mean().item(),
+            **self.scores(confusion),
+            "confusion": confusion,
+            "losses": losses,
+            "indices": indices[order],
+        }
+
+    def compare(self, logits: Float[Tensor, "k height width"], mask: Int16[ndarray, "h w"]) -> tuple[Int[Tensor, "k k"], float]:
+        """Return the confusion matrix of an image at its own size, and its mean negative log-likelihood."""
+        target = torch.from_numpy(mask)
+        confusion, loss, counted = torch.zeros(self.classes, self.classes, dtype=torch.int64), 0.0, 0
+        for band, restored in restored_bands(logits, self.preprocess, (mask.shape[0], mask.shape[1])):
+            rows = target[band].long()
+            confusion += confusion_matrix(restored.argmax(0), rows, self.classes)
+            loss += F.cross_entropy(restored[None], rows[None], ignore_index=IGNORED, reduction="sum").item()
+            counted += int((rows != IGNORED).sum())
+        return confusion, loss / max(counted, 1)
+
+    def scores(self, confusion: Int[Tensor, "b k k"]) -> dict[str, float]:
+        """Return the metrics of a split from the confusion matrices of its images."""
+        return {name: float(value) for name, value in segmentation_scores(confusion.sum(0)).items()}
+
+    def result_metrics(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        iou = iou_per_class(scores["confusion"].sum(0)).tolist()
+        return {**super().result_metrics(scores), "iou": dict(zip(self.class_names, iou, strict=True))}
+
+    def predict_mask(
+        self, logits: Float[Tensor, "k height width"], size: ImageSize
+    ) -> Iterator[tuple[slice, Int16[ndarray, "rows w"], Float[ndarray, "rows w"]]]:
+        """Yield the class of each pixel of an image, and its probability, a band of rows at a time."""
+        for band, restored in restored_bands(logits, self.preprocess, size):
+            probability, predicted = restored.softmax(0).max(0)
+            yield band, predicted.to(torch.int16).numpy(), probability.numpy()
+
+    def mask_prediction(self, mask: Int16[ndarray, "h w"]) -> SegmentationPrediction:
+        """Return the prediction that a mask at the image's own size is."""
+        fractions = np.bincount(mask.ravel(), minlength=self.classes) / max(mask.size, 1)
+        order = np.argsort(-fractions, kind="stable")
+        present = {self.class_names[label]: float(fractions[label]) for label in order.tolist() if fractions[label]}
+        return SegmentationPrediction(mask=mask, classes=present)
+
+    def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
+        """Return predictions at the size of the model's input, of images whose own sizes are not known."""
+        return [self.mask_prediction(logits.argmax(0).to(torch.int16).numpy()) for logits in outputs]
+
+    def probabilities(self, outputs: Float[Tensor, "b k height width"]) -> Float[Tensor, "b k height width"]:
+        return outputs.softmax(1)
+
+    def agreement(self, outputs: Float[Tensor, "b k height width"], expected: Float[Tensor, "b k height width"]) -> float:
+        """Return the fraction of the pixels with the same class."""
+        return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
+
+
+def _stack(counts: list[Tensor], classes: int) -> Int[Tensor, "b k k"]:
+    return torch.stack(counts) if counts else torch.zeros(0, classes, classes, dtype=torch.int64)
+
+
+def _mean_over_pixels(values: Float[Tensor, "b height width"], counted: Tensor) -> Tensor:
+    """Return the mean over the counted pixels of each image, and over images; one without any such pixel counts as 0."""
+    return ((values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)).mean()
+
+
+def dice_loss(logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"]) -> Tensor:
+    """Return 1 minus the soft Dice coefficient (Milletari et al. 2016), averaged over the classes of each image and over
+    images."""
+    counted = (masks != IGNORED)[:, None]
+    probabilities = logits.softmax(1) * counted
+    target = F.one_hot(masks.clamp(min=0), logits.shape[1]).movedim(-1, 1) * counted
+    overlap = (probabilities * target).sum((2, 3))
+    total = probabilities.sum((2, 3)) + target.sum((2, 3))
+    return 1 - ((2 * overlap + DICE_SMOOTHING) / (total + DICE_SMOOTHING)).mean()
+
+
+def pixel_class_weights(train: Dataset) -> Float[Tensor, " k"]:
+    """Return class weights inverse to the square root of the pixels of a class, with mean 1 over the pixels of some masks."""
+    counts = np.zeros(len(train.class_names))
+    for index in evenly_spaced(len(train), NUM_COUNTED).tolist():
+        mask = train.mask(index)
+        counts += np.bincount(mask[mask != IGNORED], minlength=len(counts))
+    weights = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
+    return torch.from_numpy(weights * counts.sum() / (weights * counts).sum()).float()
