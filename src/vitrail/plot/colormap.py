@@ -11,6 +11,14 @@ from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 
 NUM_COLOURS = 255  # plus one palette entry that is transparent
+TO_CONES = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
+TO_LINEAR = np.array(
+    [
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.7076147010],
+    ]
+)
 
 
 def apply_colormap(values: Float[ndarray, "*shape"]) -> UInt8[ndarray, "*shape 3"]:
@@ -41,16 +49,15 @@ def colour_indices(values: Float[ndarray, "*shape"]) -> Int[ndarray, "*shape"]:
     return np.round(np.nan_to_num(np.clip(values, 0, 1)) * (NUM_COLOURS - 1)).astype(np.int64)
 
 
+def rgb_to_oklab(rgb: UInt8[ndarray, "n 3"]) -> Float[ndarray, "n 3"]:
+    """Convert sRGB to OKLab, in which equal distances look equal."""
+    curved = rgb / 255
+    linear = np.where(curved <= 0.04045, curved / 12.92, ((curved + 0.055) / 1.055) ** 2.4)
+    return np.cbrt(linear @ np.linalg.inv(TO_LINEAR).T) @ np.linalg.inv(TO_CONES).T
+
+
 def _to_rgb(lab: Float[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
     """Convert OKLab to sRGB, clipped to its gamut, which this path stays inside."""
-    to_cones = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
-    to_light = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = np.clip((lab @ to_cones.T) ** 3 @ to_light.T, 0, 1)
+    linear = np.clip((lab @ TO_CONES.T) ** 3 @ TO_LINEAR.T, 0, 1)
     curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
     return np.round(255 * curved).astype(np.uint8)
