@@ -45,7 +45,8 @@ def test_more_classes_do_not_change_the_colours():
     for count in (1, 2, 8, 9, 150, 256, 257):
         np.testing.assert_array_equal(class_colours(count), many[:count])
     assert class_colours(40_000).shape == (40_000, 3)
-    assert class_colour(1) == "#e69f00" and tuple(many[1]) == FIRST_COLOURS[1]
+    assert class_colour(1) == "#e69f00"
+    assert tuple(many[1]) == FIRST_COLOURS[1]
     assert class_colour(300) == "#{:02x}{:02x}{:02x}".format(*many[300].tolist())
     assert class_colour(-1) == "#{:02x}{:02x}{:02x}".format(*IGNORED_COLOURS[0])
 
