@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from vitrail.data.loader import build_eval_loader, build_train_loader
-from vitrail.data.sources.dataset import ArrayDataset
-from vitrail.data.sources.panes.dataset import PANES_CLASSES, PanesDataset
+from vitrail.data.sources.dataset import ArrayDataset, Subset, with_mask_targets
+from vitrail.data.sources.panes.dataset import PANES_CLASSES, PANES_MASK_CLASSES, PanesDataset
 from vitrail.models.build import build
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.vit import ViT
@@ -25,6 +25,7 @@ from vitrail.training.step import train_step
 SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
 STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
+MASK_RECIPES = ("segment", "segment-small")
 LONG = ("textbook", "augreg", "plain", "paper-imagenet21k", "resnet", *SSL_METHODS)  # take most of the steps, or are large
 
 
@@ -79,7 +80,7 @@ def is_learned(scores: dict[str, float]) -> bool:
     return scores["top1"] == 1 and scores["loss"] < math.log(8) / 2  # a uniform prediction has loss log 8
 
 
-@pytest.mark.parametrize("name", marked(name for name in RECIPES if name not in SSL_METHODS))
+@pytest.mark.parametrize("name", marked(name for name in RECIPES if name not in (*SSL_METHODS, *MASK_RECIPES)))
 def test_every_recipe_overfits_eight_images(name: str) -> None:
     settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
     assert settings.batch_size == BATCH
@@ -106,4 +107,25 @@ def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: s
         train_step(state, task, batch, settings)
     last = task.evaluate(state.eval_model, clean, workers=0)["loss"]
     assert last < 0.6 * first
+    assert state.skipped_steps == 0
+
+
+@pytest.mark.parametrize("name", MASK_RECIPES)
+def test_every_recipe_for_masks_overfits_eight_images(name: str) -> None:
+    context = RecipeContext(
+        "eight", num_images=10 * BATCH, classes=0, native_size=None, channels=3, class_names=PANES_MASK_CLASSES
+    )
+    settings = replace(shrunk(get_recipe(name, context)), batch_size=BATCH)
+    images = with_mask_targets(Subset(PanesDataset(5, 8, SIZE), np.arange(8), np.full(8, -1), ()))
+    torch.manual_seed(settings.seed)
+    task = build_task(settings.task, settings.model, settings.preprocess, PANES_MASK_CLASSES)
+    state = create_state(task.build_model(build(settings.model)).train(), settings)
+    loader, scores = build_train_loader(images, settings.preprocess, BATCH, settings.augment, settings.seed), {"miou": 0.0}
+    for batch in loader.batches(workers=0):
+        train_step(state, task, batch, settings)
+        if state.step % EVAL_EVERY == 0:
+            scores = task.evaluate(state.eval_model, build_eval_loader(images, settings.preprocess, 8), workers=0)
+            if scores["miou"] > 0.75 or state.step == settings.steps:
+                break
+    assert scores["miou"] > 0.75, f"after {state.step} steps: {scores['miou']:.1%}"
     assert state.skipped_steps == 0

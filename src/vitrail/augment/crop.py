@@ -103,7 +103,7 @@ def draw_padded_crop(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: i
 
 
 def padded_crop(
-    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int, fill: Sequence[float] = (0.0,)
+    images: Num[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int, fill: Sequence[int | float] = (0.0,)
 ) -> Num[ndarray, "n h w c"]:
     """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated. ``fill``: the padding's
     value, or one per channel."""
@@ -221,7 +221,7 @@ def _cubic(x: ndarray) -> ndarray:
 
 
 def crop_mask(
-    mask: Num[ndarray, "h w"], crop: tuple[float, float, float, float], size: tuple[int, int], flip: bool, fill: int = 0
+    mask: Num[ndarray, "h w"], crop: tuple[int | float, ...], size: tuple[int, int], flip: bool, fill: int = 0
 ) -> Num[ndarray, "H W"]:
     """Crop, resize and flip a class mask with nearest-neighbour sampling; what lies outside of it has the value ``fill``."""
     top, left, high, wide = crop

@@ -189,7 +189,7 @@ class TrainTransform:
 
         def transform(row: int, content: bytes | ndarray) -> Tensor:
             mask = None if masks is None else dataset.mask(int(indices[row]))
-            draw_crop = partial(crop, row) if mask is None else self._crop_with_mask(epochs[row], indices[row], mask)
+            draw_crop = partial(crop, row) if mask is None else self._crop_with_mask(int(epochs[row]), int(indices[row]), mask)
             chw = self._crop_and_flip(content, draw_crop, bool(flips[row]))
             if mask is not None:
                 mask = self._crop_mask(mask, draw_crop, bool(flips[row]))
@@ -271,17 +271,19 @@ class TrainTransform:
         """Crop, resize and flip a mask as its image."""
         size = self.preprocess.image_size
         if self.policy.crop in ("random-resized", "scale-jitter"):
-            height, width = mask.shape
-            return crop_mask(mask, self._in_mask(draw_crop((height, width)), mask), size, flip, IGNORED)
+            box = self._in_mask(draw_crop((mask.shape[0], mask.shape[1])), mask)
+            if flip and self._draws_letterbox:  # an image is flipped within its box
+                return crop_mask(mask[:, ::-1], box, size, False, IGNORED)
+            return crop_mask(mask, box, size, flip, IGNORED)
         resized = mask_to_input(mask, self.preprocess)
         drawn, flipped = np.array([draw_crop(size)]), np.array([flip])
         pad = self.policy.pad if self.policy.crop == "pad" else 0
         return padded_crop(resized[None, ..., None], drawn, flipped, pad, (IGNORED,))[0, ..., 0]
 
-    def _in_mask(self, box: Box, mask: Int16[ndarray, "h w"]) -> tuple[float, float, float, float]:
+    def _in_mask(self, box: Box, mask: Int16[ndarray, "h w"]) -> tuple[int | float, ...]:
         """Return the part of a mask that becomes the input: the crop or, if the box is that of the padded image in the input,
         what lies in the input around it."""
-        if self.policy.crop != "random-resized" or self.preprocess.fit != "pad":
+        if not self._draws_letterbox:
             return box
         top, left, height, width = box
         y_scale, x_scale = mask.shape[0] / height, mask.shape[1] / width
@@ -300,6 +302,11 @@ class TrainTransform:
                     for plane, mean in zip(planes, self.preprocess.mean, strict=True)
                 ]
         return torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
+
+    @property
+    def _draws_letterbox(self) -> bool:
+        """Whether a box of the input is drawn for the whole image, in place of a crop."""
+        return self.policy.crop == "random-resized" and self.preprocess.fit == "pad"
 
     @property
     def _jitters(self) -> bool:
@@ -334,7 +341,7 @@ class TrainTransform:
             return draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
         if policy.crop == "scale-jitter":
             return self._jitter_boxes(u, sizes)
-        if self.preprocess.fit == "pad":
+        if self._draws_letterbox:
             return draw_letterbox(u, sizes, size, policy.crop_scale, policy.crop_ratio)
         return draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
 
@@ -350,7 +357,7 @@ class TrainTransform:
 
     def _crop_and_flip(self, content: bytes | ndarray, crop: Callable[[ImageSize], Box], flip: bool) -> Tensor:
         policy, preprocess = self.policy, self.preprocess
-        if policy.crop == "random-resized" and preprocess.fit == "pad":
+        if self._draws_letterbox:
             image, box = _decode_for_box(decode_model_bands(content, preprocess) if preprocess.raw else content, crop)
             channels = _with_channels(image, len(preprocess.mean))
             return letterbox(channels, box, preprocess.image_size, flip, policy.interpolation, preprocess.pad_colour)

@@ -24,7 +24,7 @@ class LinearHead(nn.Module):
         self.patch = patch
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-6) for _ in range(num_layers))
         self.linear = nn.Linear(num_layers * width, classes * patch[0] * patch[1])
-        nn.init.zeros_(self.linear.weight)  # a zero head starts every class at equal odds
+        nn.init.zeros_(self.linear.weight)  # a zero head starts every class with the same probability
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, layers: Sequence[Float[Tensor, "b n d"]], grid: Grid) -> Float[Tensor, "b k height width"]:
