@@ -116,7 +116,7 @@ def test_every_recipe_for_masks_overfits_eight_images(name: str) -> None:
         "eight", num_images=10 * BATCH, classes=0, native_size=None, channels=3, class_names=PANES_MASK_CLASSES
     )
     settings = replace(shrunk(get_recipe(name, context)), batch_size=BATCH)
-    images = with_mask_targets(Subset(PanesDataset(5, 8, SIZE), np.arange(8), np.full(8, -1), ()))
+    images = with_mask_targets(Subset(PanesDataset(5, 8, SIZE), np.arange(8), np.full(8, -1), ()), "panes")
     torch.manual_seed(settings.seed)
     task = build_task(settings.task, settings.model, settings.preprocess, PANES_MASK_CLASSES)
     state = create_state(task.build_model(build(settings.model)).train(), settings)

@@ -20,7 +20,7 @@ def segment(context: RecipeContext) -> Recipe:
     return Recipe(
         name="segment",
         data=context.data,
-        **{**fields, "preprocess": fields["preprocess"].with_fit("stretch"), "keep_head": False},
+        **{**fields, "preprocess": fields["preprocess"].with_fit("stretch")},
         steps=steps,
         batch_size=batch_size,
         augment=get_policy("jitter"),

@@ -63,6 +63,10 @@ class TaskConfig:
         """Return the settings for a dataset with these classes."""
         return self
 
+    def has_decoder_of(self, other: "TaskConfig") -> bool:
+        """Whether what these settings add to the encoder has the shape of what others add."""
+        return True
+
     def check(self, model: ModelConfig, augment: Policy) -> None:
         """Reject a model or an augmentation policy that the task cannot be trained with."""
         if not self.mixes and (augment.mixup or augment.cutmix):
@@ -247,6 +251,10 @@ class Segmentation(TaskConfig):
 
     def for_classes(self, class_names: Sequence[str]) -> "Segmentation":
         return replace(self, classes=len(class_names))
+
+    def has_decoder_of(self, other: TaskConfig) -> bool:
+        names = ("head", "classes", "layers", "queries", "query_blocks")
+        return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
         super().check(model, augment)

@@ -14,7 +14,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.registry import build_task
 from vitrail.tasks.task import Loss, Task
 from vitrail.weights.init_from import init_model_from
-from vitrail.weights.load import attach_decoder, load
+from vitrail.weights.load import attach_decoder, load, read_checkpoint
 from vitrail.weights.model_folder import DECODER_FILE
 
 
@@ -57,7 +57,11 @@ def build_model(recipe: Recipe, task: Task, resumed: bool) -> nn.Module:
     encoder.preprocess = recipe.preprocess
     if recipe.task.labelled or recipe.task.is_dense:
         encoder.class_names = task.class_names
-    return task.build_model(encoder)
+    model = task.build_model(encoder)
+    if recipe.init_from is not None and recipe.keep_head and not resumed and model is not encoder:
+        decoder = read_checkpoint(recipe.init_from).decoder
+        return model if decoder is None else attach_decoder(encoder, task, decoder)
+    return model
 
 
 def reload_model(folder: Path, task: Task) -> nn.Module:

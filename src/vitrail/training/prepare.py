@@ -19,7 +19,7 @@ from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
@@ -210,6 +210,8 @@ def prepare_finetuning(
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
     prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
+    if prepared.recipe.keep_head and not prepared.recipe.task.has_decoder_of(model_task(model).config):
+        prepared = replace(prepared, recipe=replace(prepared.recipe, keep_head=False))
     return _with_augmentation_note(prepared, options), model
 
 
@@ -402,8 +404,10 @@ def _load_weights(weights: str, image: Pair | None, recipe: str | None) -> Model
             hint = f"if it is a model on the Hugging Face hub, write hf:{weights}"
         raise VitrailError(f"{weights} does not exist; {hint}")
     with quiet_loading():  # the caller prints the report
-        model = load(weights, image=image)
-        return load(weights, image=_paper_image_size(model.config)) if recipe == PAPER_RECIPE and image is None else model
+        model = get_encoder(load(weights, image=image))
+        if recipe == PAPER_RECIPE and image is None:
+            return get_encoder(load(weights, image=_paper_image_size(model.config)))
+        return model
 
 
 def _paper_image_size(config: ModelConfig) -> Pair:

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from vitrail.errors import VitrailError
-from vitrail.models.build import Model, build
+from vitrail.models.build import Model, build, get_encoder
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.weights.load import load, quiet_loading, read_checkpoint
 
@@ -31,7 +31,7 @@ def init_model_from(source: str, config: ModelConfig, expected_hash: str | None 
     rule = config.position_resize if isinstance(config, ViTConfig) else "origin"
     classes = None if keep_head else 0  # no classes, no head
     with quiet_loading():
-        loaded = load(source, image=config.image, classes=classes, resize=rule, channels=config.channels)
+        loaded = get_encoder(load(source, image=config.image, classes=classes, resize=rule, channels=config.channels))
     model = build(config)
     state = loaded.state_dict()
     expected_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

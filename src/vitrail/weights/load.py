@@ -170,6 +170,8 @@ def _fill_model(
 
 def _class_names(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> tuple[str, ...] | None:
     """Return the class names that the file records, else assumed ones; none for a new head."""
+    if checkpoint.decoder is not None and not config.classes:  # those of the outputs of the decoder
+        return checkpoint.class_names
     if config.classes != checkpoint.config.classes or not config.classes:
         return None
     if checkpoint.class_names and len(checkpoint.class_names) == config.classes:

@@ -430,13 +430,13 @@ class MaskTargets(Subset):
         return True
 
 
-def with_mask_targets(dataset: Dataset) -> Dataset:
-    """Return the dataset with its masks as targets."""
+def with_mask_targets(dataset: Dataset, name: str) -> Dataset:
+    """Return the dataset of this name with its masks as targets."""
     if dataset.has_mask_targets:
         return dataset
     if not dataset.mask_names:
         raise VitrailError(
-            f"{dataset.name} has no masks, which segmentation learns from; name a folder with images/ and masks/, or another "
+            f"{name} has no masks, which segmentation learns from; name a folder with images/ and masks/, or another "
             "dataset with a mask for each image"
         )
     indices = np.arange(len(dataset))

@@ -142,7 +142,7 @@ class _Reader:
         """Return splits with the targets that the columns name, if they did not come from a table, and so have others."""
         columns, splits = self.columns, source.splits
         if columns.masks:
-            splits = {split: with_mask_targets(dataset) for split, dataset in splits.items()}
+            splits = {split: with_mask_targets(dataset, name) for split, dataset in splits.items()}
         if splits and all(dataset.has_mask_targets for dataset in splits.values()):
             return replace(source, splits=splits, columns=replace(source.columns, masks=True))
         if columns.targets:
