@@ -225,9 +225,8 @@ def test_a_segmentation_model_is_fine_tuned_with_its_head_for_the_same_classes(t
         steps = {**SHORT, "steps": 1, "augment.crop": "none", **settings}
         run = vitrail.finetune(trained.folder, PANES, settings=steps, out=out, workers=0)
         assert isinstance(run, TrainedRun)
-        return json.loads((run.folder / "recipe.json").read_text())["keep_head"], next(
-            row["loss"] for row in run.history if "loss" in row
-        )
+        kept = json.loads((run.folder / "recipe.json").read_text())["keep_head"]
+        return kept, next(row["loss"] for row in run.history if "loss" in row)
 
     keeps, loss = first_row(tmp_path / "kept", **{"columns.masks": True})
     assert keeps

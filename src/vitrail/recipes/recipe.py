@@ -178,7 +178,9 @@ def override_recipe(recipe: Recipe, assignments: Sequence[str]) -> tuple[Recipe,
 def _check_trainable(recipe: Recipe) -> None:
     optim, model = recipe.optim, recipe.model
     blocks = model.depth if isinstance(model, ViTConfig) else 0
-    has_head = model.classes > 0 or (recipe.task.labelled and model.family == "vit" and model.head == "mlp")
+    has_head = (
+        model.classes > 0 or recipe.task.is_dense or (recipe.task.labelled and model.family == "vit" and model.head == "mlp")
+    )
     if optim.trainable == "head" and not has_head:
         raise VitrailError("optim.trainable=head trains only the head, and this model has none; try optim.trainable=all")
     if optim.trainable == "blocks" and not blocks:
