@@ -218,8 +218,9 @@ class Segmentation(TaskConfig):
     balanced_loss: bool = False  # weight classes inversely to the square root of their pixels
     focal_gamma: float = 2.0
     dice_weight: float = 0.0  # weight of the Dice loss, which is added
-    queries: int = 100  # eomt only, as the next two
+    queries: int = 100  # eomt only, as the next three
     query_blocks: int = 4  # last blocks that have the queries
+    upscale_blocks: int | None = None  # each doubles the resolution of the masks; None: to about four pixels
     mask_annealing: bool = True  # attention of queries is masked by their own prediction, less and less over the training
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
@@ -253,7 +254,7 @@ class Segmentation(TaskConfig):
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
-        names = ("head", "classes", "layers", "queries", "query_blocks")
+        names = ("head", "classes", "layers", "queries", "query_blocks", "upscale_blocks")
         return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
