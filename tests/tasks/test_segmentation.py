@@ -210,7 +210,7 @@ def test_micro_batches_change_nothing_but_the_last_bits(trained: TrainedRun, tmp
 
 def test_a_model_is_saved_with_its_head_and_loaded_from_a_checkpoint(trained: TrainedRun) -> None:
     model, last = vitrail.load(trained.folder / "last"), load_checkpoint(trained.folder, 12)
-    assert type(model) is LinearSegmenter
+    assert isinstance(model, LinearSegmenter)
     images = torch.randn(2, 3, 24, 32)
     with torch.no_grad():
         assert_close(last(images), model(images), rtol=0, atol=0)

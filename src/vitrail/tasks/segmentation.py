@@ -24,8 +24,8 @@ from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.dense import restored_bands
+from vitrail.tasks.segmentation_heads import BUILDERS
 from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou_per_class, segmentation_scores
-from vitrail.tasks.segmentation_model import LinearSegmenter
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
@@ -107,7 +107,7 @@ class SegmentationTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        return LinearSegmenter(encoder, self.config.classes, self.config.layers)
+        return BUILDERS[self.config.head](encoder, self.config)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: masks have different sizes, and are read when they are compared."""
