@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
-from scipy import ndimage
 from torch.testing import assert_close
 
 from tests.reference_libraries import reference_library
@@ -25,6 +24,7 @@ from vitrail.tasks.segmentation_metrics import (
     segmentation_scores,
 )
 
+ndimage: Any = reference_library("scipy.ndimage")
 CLASSES = 4  # the last of which never occurs
 
 
@@ -35,7 +35,7 @@ def blobs(seed: int, height: int = 37, width: int = 53, classes: int = CLASSES -
 
 
 def with_ignored(mask: ndarray, seed: int) -> ndarray:
-    return np.where(blobs(seed + 100, *mask.shape, classes=4) == 0, np.int16(IGNORED), mask)
+    return np.where(blobs(seed + 100, mask.shape[0], mask.shape[1], classes=4) == 0, np.int16(IGNORED), mask)
 
 
 def pairs(seeds: range = range(3)) -> list[tuple[ndarray, ndarray]]:
@@ -192,7 +192,7 @@ def test_panoptic_quality_is_its_definition() -> None:
     assert counts.tolist() == [[pytest.approx(28 / 33), 1, 0, 0], [0.75, 1, 1, 1]]
     quality = panoptic_quality_per_class(counts)
     assert quality["pq"].tolist() == [pytest.approx(28 / 33), 0.375]
-    assert (quality["sq"][1], quality["rq"][1]) == (0.75, 0.5)
+    assert (float(quality["sq"][1]), float(quality["rq"][1])) == (0.75, 0.5)
     crowd = without_unnumbered(target, np.where(objects == 2, 0, objects), np.array([False, True]))
     assert (crowd == IGNORED).sum() == 2
     assert panoptic_counts(predicted, found, crowd, objects, 2)[1].tolist() == [0.75, 1, 1, 0]
