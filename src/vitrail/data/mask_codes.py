@@ -64,8 +64,8 @@ def mask_box(mask: ndarray) -> list[int]:
     return [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
 
 
-def rasterise(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Bool[ndarray, "h w"]:
-    """Return the region inside any of the polygons. A polygon of fewer than three points has no inside."""
+def rasterise(polygons: Sequence[Any], size: tuple[int, int]) -> Bool[ndarray, "h w"]:
+    """Return the region inside any of the polygons, lists of numbers. One of fewer than three points has no inside."""
     height, width = size
     mask = np.zeros((height, width), bool)
     for polygon in polygons:
@@ -173,7 +173,7 @@ def _decompress(text: bytes) -> Int[ndarray, " runs"]:
     return numbers
 
 
-def _parse_polygon(polygon: Sequence[float]) -> Num[ndarray, "m 2"]:
+def _parse_polygon(polygon: Any) -> Num[ndarray, "m 2"]:
     try:
         points = np.asarray(polygon, np.float64)
     except (TypeError, ValueError):
