@@ -61,8 +61,8 @@ def class_rows(
         "iou": iou,
         "dice": 2 * iou / (1 + iou),
         "boundary_iou": iou_of_counts(boundary.sum(0)),
-        "precision": both / predicted,
-        "recall": both / true,
+        "precision": both / predicted.clamp(min=1),  # 0 of a class that is never predicted
+        "recall": both / true.clamp(min=1),
     }
     samples = bootstrap_segmentation(confusion, boundary)[1] if len(confusion) else np.zeros((0, len(class_names)))
     return [
