@@ -5,6 +5,7 @@ b images, k classes, y by x any size.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import IGNORED
+from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.pixel_loss import pixel_loss
@@ -20,8 +22,11 @@ from vitrail.tasks.query_loss import draw_unmasked, query_loss, semantic_segment
 from vitrail.tasks.segmentation_eomt import EoMT, QueryLogits, semantic_scores
 from vitrail.tasks.segmentation_model import LinearSegmenter
 
+if TYPE_CHECKING:
+    from vitrail.tasks.segmentation import SegmentationTask
+
 # From the model and a batch on its device: the loss, and logits whose largest class is compared with the masks
-HeadLoss = Callable[[nn.Module, Batch, Segmentation, Float[Tensor, " k"] | None, int], tuple[Tensor, Tensor]]
+HeadLoss = Callable[["SegmentationTask", nn.Module, Batch], tuple[Tensor, Float[Tensor, "b k height width"]]]
 
 
 @dataclass(frozen=True)
@@ -32,29 +37,30 @@ class Head:
     loss: HeadLoss
 
 
-def _pixel_loss(
-    model: nn.Module, batch: Batch, config: Segmentation, weights: Float[Tensor, " k"] | None, seed: int
-) -> tuple[Tensor, Float[Tensor, "b k height width"]]:
+def _build_linear(encoder: ViT, config: Segmentation) -> nn.Module:
+    return LinearSegmenter(encoder, config.classes, config.layers)
+
+
+def _build_eomt(encoder: ViT, config: Segmentation) -> nn.Module:
+    query_blocks = config.num_query_blocks(encoder.config.depth)
+    return EoMT(encoder, config.classes, config.num_queries, query_blocks, config.upscale_blocks)
+
+
+def _pixel_loss(task: "SegmentationTask", model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     logits = model(batch.images).float()
-    return pixel_loss(logits, batch.targets, config, weights), logits.detach()
+    return pixel_loss(logits, batch.targets, task.config, task.class_weights), logits.detach()
 
 
-def _query_loss(
-    model: nn.Module, batch: Batch, config: Segmentation, weights: Float[Tensor, " k"] | None, seed: int
-) -> tuple[Tensor, Float[Tensor, "b k height width"]]:
-    unmasked = draw_unmasked(batch, config.queries, config.query_blocks, config.mask_annealing, seed)
+def _query_loss(task: "SegmentationTask", model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    assert isinstance(task.model, ViTConfig)  # others are refused by the settings' ``check``
+    config, masks = task.config, batch.targets
+    query_blocks = config.num_query_blocks(task.model.depth)
+    unmasked = draw_unmasked(batch, config.num_queries, query_blocks, config.mask_annealing, task.seed)
     logits: QueryLogits = model(batch.images, unmasked.to(batch.images.device))
-    masks = batch.targets
     loss = query_loss(logits, semantic_segments(masks, config.classes), masks != IGNORED)
     with torch.no_grad():
         scores = semantic_scores(QueryLogits(logits.classes[-1], logits.masks[-1]))
         return loss, F.interpolate(scores, masks.shape[1:], mode="bilinear")
 
 
-HEADS = {
-    "linear": Head(lambda encoder, config: LinearSegmenter(encoder, config.classes, config.layers), _pixel_loss),
-    "eomt": Head(
-        lambda encoder, config: EoMT(encoder, config.classes, config.queries, config.query_blocks, config.upscale_blocks),
-        _query_loss,
-    ),
-}
+HEADS = {"linear": Head(_build_linear, _pixel_loss), "eomt": Head(_build_eomt, _query_loss)}
