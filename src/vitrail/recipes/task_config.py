@@ -11,7 +11,7 @@ from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.masked import masked_cost
-from vitrail.models.cost.segmentation import linear_segmenter_cost
+from vitrail.models.cost.segmentation import eomt_cost, linear_segmenter_cost
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
@@ -288,6 +288,9 @@ class Segmentation(TaskConfig):
 
     def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
         assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        if self.head == "eomt":
+            query_blocks = self.num_query_blocks(model.depth)
+            return eomt_cost(model, self.classes, self.num_queries, query_blocks, self.upscale_blocks, batch_size)
         return linear_segmenter_cost(model, self.classes, max(len(self.layers), 1), batch_size)
 
 

@@ -6,7 +6,6 @@ that turn tokens into masks. b images, n patches, t tokens, q queries, l query b
 none, y by x the grid of the masks, which is finer than that of the patches.
 """
 
-from math import log2
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from vitrail.layers.position import Grid
 from vitrail.models.config import Pair, ViTConfig
+from vitrail.models.cost.segmentation import num_upscale_blocks
 from vitrail.models.vit import AttentionPositions, ViT
 
 SCORE_EPS = 1e-6  # the smallest score of a class, whose logarithm is finite
@@ -139,11 +139,6 @@ class EoMT(nn.Module):
         """Return which tokens before the queries each of them attends to: those of the prefix, and patches in its mask."""
         inside = F.interpolate(masks.float(), grid, mode="bilinear").flatten(2) > 0
         return F.pad(inside | unmasked[..., None], (self.config.prefix_tokens, 0), value=True)
-
-
-def num_upscale_blocks(patch: Pair) -> int:
-    """Return how many blocks bring patches to about four pixels, at least one."""
-    return max(1, int(log2(max(patch))) - 2)
 
 
 def with_queries(positions: AttentionPositions, queries: int, mask: Bool[Tensor, "b q t"] | None) -> AttentionPositions:
