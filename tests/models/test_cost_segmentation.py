@@ -17,7 +17,7 @@ from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.registry import build_task
 
 SMALL = replace(small_config(depth=3, classes=0), image=(24, 40), patch=(8, 8))
-LARGE = variant("S/16", image=(96, 160), classes=0, class_token=True, registers=2, layer_scale=1.0)
+LARGE: Any = variant("S/16", image=(96, 160), classes=0, class_token=True, registers=2, layer_scale=1.0)
 CASES: dict[str, tuple[ViTConfig, dict[str, Any]]] = {
     "linear": (SMALL, {}),
     "linear of several layers": (SMALL, {"layers": (1, 3)}),
