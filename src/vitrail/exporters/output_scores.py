@@ -16,8 +16,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.exporters.sample_images import SampleImages
+from vitrail.tasks.dense import restored_bands
 from vitrail.tasks.segmentation import SegmentationTask
-from vitrail.tasks.segmentation_metrics import segmentation_scores
+from vitrail.tasks.segmentation_metrics import confusion_matrix, segmentation_scores
 from vitrail.tasks.task import Task
 
 MAX_BATCH_SIZE = 8
@@ -69,7 +70,9 @@ class MaskScorer(OutputScorer):
         confusion = torch.zeros(outputs.shape[1], outputs.shape[1], dtype=torch.int64)
         if self.samples.masks is not None:
             for index, logits in enumerate(torch.from_numpy(outputs), start):
-                confusion += self.task.compare(logits, self.samples.masks(index))[0]
+                target = torch.from_numpy(self.samples.masks(index)).long()
+                for band, restored in restored_bands(logits, self.task.preprocess, (target.shape[0], target.shape[1])):
+                    confusion += confusion_matrix(restored.argmax(0), target[band], len(confusion))
         return ReducedMasks(outputs.argmax(1).astype(np.int16), confusion)
 
     def join(self, batches: Iterable[ReducedMasks]) -> ReducedMasks:

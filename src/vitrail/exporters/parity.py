@@ -89,7 +89,8 @@ def compare_with_model(
         agreement_title=reference.task.agreement_title,
     )
     if (scores := scorer.scores(actual, wanted)) is not None:
-        report = replace(report, **{f"file_{scorer.metric}": scores[0], f"torch_{scorer.metric}": scores[1]})
+        fields: dict[str, Any] = {f"file_{scorer.metric}": scores[0], f"torch_{scorer.metric}": scores[1]}
+        report = replace(report, **fields)
     return replace(report, other_sizes_difference=_other_sizes_difference(model, predictor, samples)) if dynamic else report
 
 

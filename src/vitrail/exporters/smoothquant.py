@@ -27,13 +27,14 @@ MIN_MAGNITUDE = 1e-5
 @torch.no_grad()
 def smooth_activations(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Any:
     """Return a copy with a smoothed encoder and the same outputs; without a Vision Transformer, the model is unchanged."""
-    if not isinstance(get_encoder(model), ViT):
-        return model
     smoothed = deepcopy(model)
+    encoder = get_encoder(smoothed)
+    if not isinstance(encoder, ViT):
+        return model
     with _record_channel_max(smoothed) as channel_max:
         for batch in images.split(8):
             smoothed(batch)
-    for block in get_encoder(smoothed).blocks:
+    for block in encoder.blocks:
         assert isinstance(block, Block)
         if isinstance(block.attention.norm, nn.Identity):
             _fold_into_values(block, channel_max)

@@ -60,7 +60,8 @@ def parse_export_metadata(text: str, source: str) -> ExportMetadata:
     preprocess, class_names, training = parse_metadata(metadata)
     if preprocess is None:
         raise VitrailError(f"{source} does not record its preprocessing; export the model again")
-    export = metadata.get("export") if isinstance(metadata.get("export"), dict) else {}
+    recorded = metadata.get("export")
+    export: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
     classes = _decoder_classes(training) if export.get("decoder") and not config.classes else config.classes
     if class_names is not None and classes is not None and len(class_names) != classes:
         raise VitrailError(f"{source} must name all {classes} classes, got {len(class_names)} names; export the model again")
