@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def prefetch(item: Callable[[int], T], start: int, stop: int | None, workers: int) -> Iterator[T]:
-    """Yield ``item(start)``, ``item(start + 1)`` ..., in order, at most one more than there are workers ahead; 0: no threads."""
+    """Yield ``item(start)``, ``item(start + 1)`` and so on in order, computed by threads; with no workers, by the caller."""
     if workers == 0:
         step = start
         while stop is None or step < stop:

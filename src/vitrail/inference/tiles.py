@@ -10,11 +10,10 @@ k classes; the model's input is height by width, an image h high and w wide, r r
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Float, Num
 from numpy import ndarray
 from torch import Tensor
@@ -24,12 +23,13 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window, to_pixels
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor
-from vitrail.tasks.dense import Window, restored_part, row_bands
+from vitrail.tasks.dense import restored_part, row_bands
 
-TileSize = int | tuple[int, int] | Literal["auto", "none"] | None
+TileWindow = tuple[int, int, int, int]  # left, top, right, bottom
+TileSize = int | tuple[int, int] | str | None  # height and width, or "auto" or "none"
 DEFAULT_OVERLAP, MAX_OVERLAP = 0.25, 0.9
 MIN_TILE = 8  # pixels
-MIN_ENLARGEMENT = 2  # of the training images, from which on "auto" takes tiles
+MIN_ENLARGEMENT = 2.0  # of the training images, from which on "auto" takes tiles
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Tiling:
         """Whether an image of this size is cut into tiles."""
         return size[0] > self.min_ratio * self.size[0] or size[1] > self.min_ratio * self.size[1]
 
-    def rows(self, size: ImageSize) -> list[list[Window]]:
+    def rows(self, size: ImageSize) -> list[list[TileWindow]]:
         """Return the windows of an image, from the top left on. They lie beyond it only where it is smaller than a tile."""
         height, width = self.size
         tops, lefts = (self._starts(side, axis) for axis, side in enumerate(size))
@@ -68,15 +68,19 @@ def choose_tiling(tile: TileSize, overlap: float, predictor: Predictor) -> Tilin
         return None
     if not predictor.task.config.is_dense:
         kind = predictor.task.config.name
-        raise VitrailError(f"tiles are for models that predict masks, and {predictor.source} is a model for {kind}; leave tile out")
+        raise VitrailError(
+            f"tiles are for models that predict masks, and {predictor.source} is a model for {kind}; try tile=none"
+        )
     height, width = predictor.preprocess.image_size
     patch = getattr(predictor.config, "patch_stride", (1, 1))
-    tiling = Tiling((0, 0), overlap, (max(height // patch[0], 1), max(width // patch[1], 1)))
+    tiling = Tiling((0, 0), float(overlap), (max(height // patch[0], 1), max(width // patch[1], 1)))
     if tile == "auto":
         return replace(tiling, size=training_window(predictor), min_ratio=MIN_ENLARGEMENT)
     sides = (tile, tile) if isinstance(tile, int) else tile
     if not (isinstance(sides, tuple) and len(sides) == 2 and all(isinstance(side, int) and side >= MIN_TILE for side in sides)):
-        raise VitrailError(f"tile must be auto, none, or height and width from {MIN_TILE} pixels on, got {tile!r}; try tile=512")
+        raise VitrailError(
+            f"tile must be auto, none, or height and width from {MIN_TILE} pixels on, got {tile!r}; try tile=512"
+        )
     return replace(tiling, size=sides)
 
 
@@ -94,9 +98,9 @@ def training_window(predictor: Predictor) -> ImageSize:
     return max(round(bottom - top), MIN_TILE), max(round(right - left), MIN_TILE)
 
 
-def cut_tile(pixels: Num[ndarray, "h w c"], window: Window, preprocess: Preprocess) -> Num[ndarray, "height width c"]:
+def cut_tile(pixels: Num[ndarray, "h w c"], window: TileWindow, preprocess: Preprocess) -> Num[ndarray, "height width c"]:
     """Return a window of an image as the model's input, with the padding's colour where the image has ended."""
-    left, top, right, bottom = (int(side) for side in window)
+    left, top, right, bottom = window
     height, width = pixels.shape[:2]
     part = pixels[max(top, 0) : min(bottom, height), max(left, 0) : min(right, width)]
     if part.shape[:2] != (bottom - top, right - left):
@@ -111,16 +115,17 @@ def cut_tile(pixels: Num[ndarray, "h w c"], window: Window, preprocess: Preproce
 class TileOutputs:
     """The outputs of a model for a window of an image."""
 
-    window: Window
+    window: TileWindow
     outputs: Float[Tensor, "k height width"]
 
     def part(self, size: ImageSize, rows: slice) -> tuple[slice, slice, Float[Tensor, "r columns"], Tensor]:
         """Return the rows of the image that are among these and in the window, the columns, their weights and outputs."""
-        left, top, right, bottom = (int(side) for side in self.window)
+        left, top, right, bottom = self.window
         inside = slice(max(rows.start, top), max(min(rows.stop, bottom), rows.start, top))
         columns = slice(max(left, 0), min(right, size[1]))
+        window = float(left), float(top), float(right), float(bottom)
         weights = _weights(inside, top, bottom)[:, None] * _weights(columns, left, right)
-        return inside, columns, weights, restored_part(self.outputs, self.window, inside, columns)
+        return inside, columns, weights, restored_part(self.outputs, window, inside, columns)
 
 
 def _weights(pixels: slice, start: int, end: int) -> Float[Tensor, " r"]:
@@ -129,9 +134,7 @@ def _weights(pixels: slice, start: int, end: int) -> Float[Tensor, " r"]:
     return ((centres - start) * (torch.pi / (end - start))).sin().square().float()
 
 
-def joined_bands(
-    rows: Iterable[Sequence[TileOutputs]], size: ImageSize
-) -> Iterator[tuple[slice, Float[Tensor, "k r w"]]]:
+def joined_bands(rows: Iterable[Sequence[TileOutputs]], size: ImageSize) -> Iterator[tuple[slice, Float[Tensor, "k r w"]]]:
     """Yield the outputs at the size of an image, a band of its rows at a time, from those of rows of tiles, from the top on.
 
     Where tiles overlap, it is their weighted mean. Only rows of tiles that are still needed are kept in memory.
@@ -139,7 +142,7 @@ def joined_bands(
     kept: list[Sequence[TileOutputs]] = []
     done = 0
     for row in rows:
-        top = max(int(row[0].window[1]), 0)
+        top = max(row[0].window[1], 0)
         yield from _join(kept, slice(done, top), size)
         done, kept = top, [*(before for before in kept if before[0].window[3] > top), row]
     yield from _join(kept, slice(done, size[0]), size)
