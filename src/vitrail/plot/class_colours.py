@@ -38,8 +38,8 @@ def overlay(image: UInt8[ndarray, "h w 3"], mask: Int[ndarray, "h w"], alpha: fl
     rows_at_a_time = max(MAX_BAND_PIXELS // max(mask.shape[1], 1), 1)
     for start in range(0, mask.shape[0], rows_at_a_time):
         band = slice(start, start + rows_at_a_time)
-        rows, columns = np.indices(mask[band].shape, sparse=True)
-        stripes = np.array(IGNORED_COLOURS, np.uint8)[(start + rows + columns) // width % 2]
+        diagonals = start + np.add.outer(*map(np.arange, mask[band].shape))
+        stripes = np.array(IGNORED_COLOURS, np.uint8)[diagonals // width % 2]
         drawn = np.where((mask[band] < 0)[..., None], stripes, colours[np.maximum(mask[band], 0)])
         blended[band] = np.round((1 - alpha) * image[band] + alpha * drawn)
     return blended
