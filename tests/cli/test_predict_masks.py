@@ -1,4 +1,4 @@
-"""``vitrail predict`` of a segmentation model: masks as files that are read back, rows of fractions, tiles, and what may fail."""
+"""``vitrail predict`` of a segmentation model: masks as files that are read back, rows of fractions, tiles, faults."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from PIL import Image
 from tests.cli.full_disk import full_disk
 from tests.data import images as sample_images
 from tests.small_models import small_config
+from vitrail.cli import main
 from vitrail.cli.main import run
 from vitrail.data.mask_codes import decode_rle, rasterise
 from vitrail.data.preprocess import Preprocess
@@ -72,7 +73,13 @@ def test_masks_are_index_pngs_of_the_images_sizes_with_the_colours_of_the_classe
     legend = json.loads((tmp_path / "masks" / "classes.json").read_text())
     assert [(row["value"], row["name"]) for row in legend] == list(enumerate(NAMES))
     assert [row["colour"] for row in legend] == ["#0072b2", "#e69f00", "#009e73"]
-    assert {path.name for path in (tmp_path / "masks").iterdir()} == {"a.png", "b.png", "c.png", "classes.json", "_predict.json"}
+    assert {path.name for path in (tmp_path / "masks").iterdir()} == {
+        "a.png",
+        "b.png",
+        "c.png",
+        "classes.json",
+        "_predict.json",
+    }
 
 
 def test_overlays_are_drawn_into_the_folder(tmp_path: Path) -> None:
@@ -217,7 +224,8 @@ def test_a_full_disk_leaves_no_part_of_a_mask(tmp_path: Path, capsys: Capture, m
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to")
-def test_a_folder_that_cannot_be_written_is_one_sentence(capsys: Capture) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_discard_output", lambda: None)  # it closes stdout, which pytest still needs
     for out in ("/proc/masks", "/proc/masks.json"):
         assert run(["predict", "run", "in", "--out", out]) == 1
         assert capsys.readouterr().err.startswith("vitrail: [Errno ")

@@ -167,12 +167,15 @@ def test_wrong_tiles_are_refused(tile: Any, overlap: float, message: str) -> Non
 def test_a_classifier_has_no_tiles() -> None:
     model = vitrail.build("mu/16", image=32, classes=3)
     model.preprocess = Preprocess((32, 32))
-    with pytest.raises(VitrailError, match="tiles are for models that predict masks, and the model is a model for classification"):
+    with pytest.raises(
+        VitrailError, match="tiles are for models that predict masks, and the model is a model for classification"
+    ):
         vitrail.predict(model, image(64, 64), tile=32)
 
 
 def test_predictions_have_masks_of_the_sizes_of_the_images_in_tiles_or_not() -> None:
-    predictor, images = LocalPredictor(), [image(20, 30), image(64, 90), b"", image(7, 200), image(16, 24)]
+    tiled, small = image(64, 90), image(16, 24)
+    predictor, images = LocalPredictor(), [image(20, 30), tiled, b"", image(7, 200), small]
     task = build_task(predictor.task.config, predictor.config, predictor.preprocess, NAMES)
     assert type(predictor.task) is type(task)
     for batch in (1, 3, 10):
@@ -183,8 +186,8 @@ def test_predictions_have_masks_of_the_sizes_of_the_images_in_tiles_or_not() -> 
                 if isinstance(pixels, ndarray):
                     assert row.mask.shape == pixels.shape[:2]
                     assert sum(row.classes.values()) == pytest.approx(1)
-            assert np.array_equal(rows[1].mask, images[1].argmax(2))  # type: ignore[union-attr]
-            assert np.array_equal(rows[4].mask, images[4].argmax(2))  # type: ignore[union-attr]
+            for number, pixels in ((1, tiled), (4, small)):
+                assert np.array_equal(rows[number].mask, pixels.argmax(2))
 
 
 def test_outputs_that_are_not_finite_are_an_error_of_their_image_alone() -> None:

@@ -1,4 +1,4 @@
-"""What ``vitrail predict`` was asked to do, however its predictions are written."""
+"""A call of ``vitrail predict``: the model, the files and the options, however its predictions are written."""
 
 import hashlib
 import os

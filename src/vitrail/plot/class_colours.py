@@ -1,4 +1,4 @@
-"""One colour per class of pixels, the same in every picture, page and file. k a class.
+"""One colour per class of pixels, the same in every image, page and file. k a class.
 
 The first eight are the palette of Okabe and Ito (2008) with dark red in place of black, told apart with every kind of colour
 vision; each later one is the colour that is farthest, in OKLab, from all before it.
