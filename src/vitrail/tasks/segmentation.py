@@ -52,6 +52,7 @@ class SegmentationTask(Task):
     class_weights: Float[Tensor, " k"] | None = None
 
     config_class: ClassVar = Segmentation
+    has_pixel_classes: ClassVar[bool] = True
     primary_metric: ClassVar[str] = "miou"
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "dice", "pixel_accuracy", "boundary_iou", "iou")
     metric_titles: ClassVar[Mapping[str, str]] = {
