@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.small_models import small_config, small_vit
+from vitrail.config import to_dict
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention, pooled_attention
@@ -18,6 +19,7 @@ from vitrail.explain.gradient import logit_lens, signed_integrated_gradients
 from vitrail.explain.region import RegionClassifier, region_classifier, region_weights
 from vitrail.explain.rollout import rollout
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
+from vitrail.models.build import with_metadata_of
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.dense import restored_bands
 from vitrail.tasks.registry import build_task, class_probabilities
@@ -37,9 +39,10 @@ def segmenter(preprocess: Preprocess | None = None, layers: tuple[int, ...] = ()
     model: Any = LinearSegmenter(small_vit(classes=0, **changes), len(NAMES), layers)
     for weight in model.head.parameters():
         weight.data.add_(0.3 * torch.randn_like(weight))
-    model.preprocess = model.encoder.preprocess = preprocess or Preprocess((12, 15), 1.0, "stretch")
-    model.class_names = NAMES
-    return model.eval()
+    encoder = model.encoder
+    encoder.preprocess, encoder.class_names = preprocess or Preprocess((12, 15), 1.0, "stretch"), NAMES
+    encoder.metadata = {"recipe": {"task": to_dict(Segmentation(classes=len(NAMES), layers=layers))}}
+    return with_metadata_of(encoder, model).eval()
 
 
 def images(count: int = 1) -> Float[Tensor, "b c height width"]:
@@ -131,7 +134,7 @@ def test_context_curves_keep_the_region_s_own_patches() -> None:
     maps = torch.arange(6.0).flip(0).view(1, 2, 3)
     own, target = classifier.own_patches(images()), torch.tensor([0])
     everywhere = faithfulness(classifier, images(), maps, target, steps=5)
-    context = faithfulness(classifier, images(), maps, target, steps=5, kept=own)
+    context = faithfulness(classifier, images(), maps, target, steps=5, keep=own)
     assert_close(context.deletion_curve, context.deletion_curve[:, :1].expand(-1, 6))
     assert_close(context.insertion_curve, context.deletion_curve)
     assert (everywhere.deletion_curve[0, -1] - everywhere.deletion_curve[0, 0]).abs() > 1e-3
@@ -140,7 +143,7 @@ def test_context_curves_keep_the_region_s_own_patches() -> None:
 def test_patches_that_are_not_kept_are_all_deleted_in_the_end() -> None:
     classifier = region_classifier(segmenter(), patch_mask(0, 1))
     own, target = classifier.own_patches(images()), torch.tensor([0])
-    curves = faithfulness(classifier, images(), torch.rand(1, 2, 3), target, steps=3, kept=own)
+    curves = faithfulness(classifier, images(), torch.rand(1, 2, 3), target, steps=3, keep=own)
     only = torch.where(torch.from_numpy(patch_mask(0, 1)), images(), torch.zeros_like(images()))
     assert_close(curves.deletion_curve[0, -1], class_probabilities(classifier, classifier(only))[0, 0].float())
 

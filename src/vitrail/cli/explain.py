@@ -17,11 +17,12 @@ from vitrail.errors import VitrailError, did_you_mean, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
+
     from vitrail.evaluation.explanation_benchmark import MeanAndError, MethodScore
     from vitrail.evaluation.explanations import Explanation
     from vitrail.evaluation.region_selection import PixelSelection
     from vitrail.explain.head_statistics import HeadStatistics
-    from vitrail.models.build import Model
 
 MAX_PAGE_IMAGES = 50  # images per page
 
@@ -211,7 +212,7 @@ def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     return list(dict.fromkeys(methods)) if methods else None
 
 
-def _output_names(model: "Model") -> tuple[str, ...]:
+def _output_names(model: "nn.Module") -> tuple[str, ...]:
     from vitrail.evaluation.explanations import output_names
     from vitrail.tasks.registry import model_task
 
@@ -219,7 +220,7 @@ def _output_names(model: "Model") -> tuple[str, ...]:
 
 
 def _measure_faithfulness(
-    model: "Model",
+    model: "nn.Module",
     data: str,
     methods: "list[str] | None",
     limit: int,
@@ -235,7 +236,9 @@ def _measure_faithfulness(
     return benchmark_explanations(model, source, methods, limit, workers=workers, progress=on_progress, target=target)
 
 
-def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
+def _print_result(
+    model: "nn.Module", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]"
+) -> None:
     screen = make_console()
     labels = _output_names(model)
     classifies = any(explanation.probabilities is not None for explanation in explanations)
@@ -282,7 +285,7 @@ def _format_score(score: "MeanAndError") -> str:
 
 def _result_json(
     source: str,
-    model: "Model",
+    model: "nn.Module",
     explanations: "Sequence[Explanation]",
     head_stats: "HeadStatistics | None",
     faithfulness_scores: "Sequence[MethodScore]",

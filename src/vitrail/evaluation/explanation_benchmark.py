@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.loader import build_eval_loader
@@ -34,7 +34,6 @@ from vitrail.explain.faithfulness import (
 from vitrail.explain.region import RegionClassifier
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
 from vitrail.inference.predictor import TorchPredictor, require_classifier, require_preprocess
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.tasks.registry import model_task
 
@@ -68,7 +67,7 @@ class MethodScore:
 
 
 def benchmark_explanations(
-    model: Model,
+    model: nn.Module,
     source: Dataset,
     methods: Sequence[str] | None = None,
     limit: int | None = None,
@@ -89,7 +88,7 @@ def benchmark_explanations(
         vit, classes, kept = _explained(model, images, target)
         images, masks = images[kept], None if masks is None or isinstance(vit, RegionClassifier) else masks[kept]
         grid = vit.grid(images)
-        for name in names:
+        for name in names if images.shape[0] else ():
             match name:
                 case "random":
                     maps = random_map(images, grid, done)
@@ -173,7 +172,7 @@ def _explained(model: Any, images: Tensor, target: int | None) -> tuple[ViT, Ten
     return vit, classes, torch.ones_like(classes, dtype=torch.bool)
 
 
-def _batches(model: Model, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batches(model: nn.Module, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
     if not model_task(model).has_pixel_classes:
         require_classifier(TorchPredictor(model))
     preprocess, weight = require_preprocess(model), next(model.parameters())
@@ -183,7 +182,7 @@ def _batches(model: Model, source: Dataset, batch_size: int, workers: int | None
 
 
 def _score_maps(
-    vit: Model, images: Tensor, maps: Tensor, classes: Tensor, masks: Tensor | None, steps: int
+    vit: ViT, images: Tensor, maps: Tensor, classes: Tensor, masks: Tensor | None, steps: int
 ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b 2 s"]]:
     result = faithfulness(vit, images, maps, classes, steps)
     columns = [result.deletion_auc.cpu(), result.insertion_auc.cpu()]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.region_selection import PixelSelection, Region, RegionCurves, region_curves, select_regions
@@ -23,7 +23,6 @@ from vitrail.inference.inputs import as_images
 from vitrail.inference.predictor import require_preprocess
 from vitrail.inference.preprocess_images import load_image, preprocess_subset
 from vitrail.layers.position import Grid
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
@@ -71,7 +70,7 @@ class Explanation:
 
 
 def explain_images(
-    model: Model,
+    model: nn.Module,
     images: Any,
     methods: Sequence[str] | None = None,
     target: int | Sequence[int] | None = None,
@@ -195,7 +194,7 @@ def _readable_lens(task: Task, lens: Float[Tensor, "s k"]) -> Float[Tensor, "s k
     return (task.restore(lens.double()) if lens.shape[-1] else lens.double()).cpu()
 
 
-def check_queries(model: Model, selection: AttentionSelection) -> None:
+def check_queries(model: nn.Module, selection: AttentionSelection) -> None:
     """Raise an error if a query token does not exist, before any computation."""
     vit, preprocess = as_vit(model), require_preprocess(model)
     for name in selection.queries or ():

@@ -132,7 +132,7 @@ def region_curves(
     for name, values in measured.items():
         rows = values[None].to(batch)
         everywhere = faithfulness(classifier, batch, rows, classes)
-        context = None if own.all() else faithfulness(classifier, batch, rows, classes, kept=own)
+        context = None if own.all() else faithfulness(classifier, batch, rows, classes, keep=own)
         curves[name] = RegionCurves(everywhere, context)
     return curves
 

@@ -6,8 +6,8 @@ most important first (low is good), and while they are inserted (high is good). 
 fraction of a map that lies on the object. A random map and an edge detector are the baselines.
 
 A region of an image loses its class at once when its own patches are deleted, whatever they were surrounded by, and a map that
-merely marks the region is rewarded for it. With ``kept`` patches only the others, the context, are removed and ranked. b images,
-c channels, n patches, s steps, y and x the grid.
+merely marks the region is rewarded for it. With patches to ``keep`` only the others, the context, are removed and ranked. b
+images, c channels, n patches, s steps, y and x the grid.
 """
 
 from dataclasses import dataclass
@@ -49,17 +49,17 @@ def faithfulness(
     maps: Float[Tensor, "b y x"],
     classes: Int[Tensor, " b"] | None = None,
     steps: int = DEFAULT_STEPS,
-    kept: Bool[Tensor, "b n"] | None = None,
+    keep: Bool[Tensor, "b n"] | None = None,
 ) -> Faithfulness:
     """Compute both curves. Deleted patches become grey, the mean of normalised images; patches not yet inserted are blurred.
 
-    ``kept``: patches that are never deleted, and inserted from the start.
+    ``keep``: patches that are never deleted, and inserted from the start.
     """
     if steps < 1:
         raise VitrailError(f"steps must be at least 1, got {steps}; try steps={DEFAULT_STEPS}")
     vit = as_vit(model)
     values = maps.flatten(1)
-    always = torch.zeros_like(values, dtype=torch.bool) if kept is None else kept
+    always = torch.zeros_like(values, dtype=torch.bool) if keep is None else keep
     order = values.masked_fill(always, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)  # rank of each patch
     counts = (~always).sum(dim=1, keepdim=True).double()  # patches that are removed in the end

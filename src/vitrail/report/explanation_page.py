@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.evaluation.explanation_benchmark import MethodScore
 from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_names
@@ -19,7 +19,6 @@ from vitrail.explain.embeddings import patch_filters, position_kind, position_si
 from vitrail.explain.head_statistics import HeadStatistics
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS
 from vitrail.io import atomic_write
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.plot.canvas import Figure, WriteFile, write_figure
 from vitrail.plot.heatmap import attention_grid, filter_grid, heatmap_grid, heatmap_row, overlay, patch_grid
@@ -28,7 +27,7 @@ from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import denormalise
 from vitrail.report.faithfulness_section import METHOD_TITLES, faithfulness_section
 from vitrail.report.html import html_page, html_table
-from vitrail.report.region_section import curves_section, region_figures
+from vitrail.report.region_section import curves_section, mask_legend, region_figures
 from vitrail.tasks.registry import model_task
 
 PAGE = "index.html"
@@ -44,7 +43,7 @@ POOL_QUERIES = {
 
 def write_explanation_page(
     folder: Path,
-    model: Model,
+    model: nn.Module,
     explanations: Sequence[Explanation],
     heads: HeadStatistics | None,
     faithfulness: Sequence[MethodScore] = (),
@@ -80,7 +79,12 @@ def _image_section(explanations: Sequence[tuple[str, Explanation]], vit: ViT, wr
             if explanation.target is not None
             else ("The model has no head, and predicts nothing.", [])
         )
-        shots += [f"<p>{prediction}</p>", f'<div class="shots">{"".join(_maps(explanation, each_name, vit, write_file))}</div>']
+        legend = [] if explanation.is_another_target else mask_legend(explanation, output_names(model_task(vit)))
+        shots += [
+            f"<p>{prediction}</p>",
+            *legend,
+            f'<div class="shots">{"".join(_maps(explanation, each_name, vit, write_file))}</div>',
+        ]
         shots += curves_section(explanation, each_name, write_file)
         lenses += lens
         write_file(f"{each_name}.npz", _to_npz(_arrays(explanation)))
@@ -104,7 +108,7 @@ def _maps(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) 
     ]
     outlined = None if explanation.region is None else (explanation.region.weights > 0).numpy()
     if not explanation.is_another_target:
-        yield from region_figures(explanation, image, output_names(model_task(vit)), name, write_file)
+        yield from region_figures(explanation, image, name, write_file)
         yield write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)
     for method, values in explanation.saliency_maps.items():
         if not (explanation.is_another_target and method in CLASS_AGNOSTIC_METHODS):

@@ -1,4 +1,4 @@
-"""What the explanation page says of a region of a segmentation model: where it is, what was predicted there, and how faithful
+"""A region of a segmentation model on the explanation page: where it is, what was predicted there, and how faithful
 the maps are to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +18,24 @@ from vitrail.report.faithfulness_section import METHOD_TITLES
 from vitrail.report.html import html_table
 
 
-def region_figures(
-    explanation: Explanation, image: Image.Image, names: Sequence[str], name: str, write_file: WriteFile
-) -> Iterator[str]:
+def mask_legend(explanation: Explanation, names: Sequence[str]) -> list[str]:
+    """Return the classes that are predicted in the image, in their colours; nothing of a classifier."""
+    if explanation.region is None:
+        return []
+    classes = (
+        f'<span style="color:{class_colour(label)}">&#9632;</span>&nbsp;{escape(names[label])}'
+        for label in explanation.region.predicted.unique().tolist()
+    )
+    return [f"<p>Predicted in the image: {', '.join(classes)}.</p>"]
+
+
+def region_figures(explanation: Explanation, image: Image.Image, name: str, write_file: WriteFile) -> Iterator[str]:
     """Yield the predicted mask over the image with the region outlined; nothing of a classifier."""
     region = explanation.region
     if region is None:
         return
     painted = Image.fromarray(overlay(np.asarray(image.convert("RGB")), region.predicted.numpy()))
     inside = (region.weights > 0).numpy()
-    legend = ", ".join(
-        f'<span style="color:{class_colour(label)}">&#9632;</span>&nbsp;{escape(names[label])}'
-        for label in region.predicted.unique().tolist()
-    )
-    yield f"<p>Predicted: {legend}.</p>"
     yield write_figure(region_figure(painted, inside, "predicted mask and region"), f"{name}-region", write_file)
 
 
