@@ -55,11 +55,22 @@ TargetOption = Annotated[
     list[str] | None, data_option("--target", metavar="COLUMN", help="Column of a table with a number to predict; repeatable.")
 ]
 
+IgnoreOption = Annotated[
+    list[str] | None,
+    data_option(
+        "--ignore",
+        metavar="VALUE",
+        help="Value or class in masks that counts for no class, besides 255 and void; none: no value; repeatable.",
+    ),
+]
+
 
 def column_options(message: str) -> str:
-    """Return a message about the columns of a table with the options of the command in place of those of Python."""
+    """Return a message about a table or masks with the options of the command in place of those of Python."""
     return re.sub(
-        r"(?<![\w.-])(labels_column|separator|target)=(?=[^\s=])", lambda match: f"--{match[1].replace('_', '-')} ", message
+        r"(?<![\w.-])(labels_column|separator|target|ignore)=(?=[^\s=])",
+        lambda match: f"--{match[1].replace('_', '-')} ",
+        message,
     )
 
 
