@@ -32,7 +32,7 @@ MAX_BYTE = 255
 
 
 @dataclass(frozen=True)
-class LegendEntry:
+class LegendClass:
     """A class: its name, and its value or colour in masks if the legend says it."""
 
     name: str
@@ -45,7 +45,7 @@ class Legend:
     """The classes in the order of the file; either all have a value or none, and all have a colour or none."""
 
     source: str
-    entries: tuple[LegendEntry, ...]
+    entries: tuple[LegendClass, ...]
 
     @property
     def has_values(self) -> bool:
@@ -79,8 +79,8 @@ def read_legend(path: Path) -> Legend:
     return check_legend(str(path), entries)
 
 
-def check_legend(source: str, entries: Sequence[LegendEntry]) -> Legend:
-    """Return a legend if its entries are alike and no name, value or colour is there twice."""
+def check_legend(source: str, entries: Sequence[LegendClass]) -> Legend:
+    """Return a legend if its entries have the same parts and no name, value or colour is there twice."""
     if not entries:
         raise VitrailError(f"{source} names no class; write one `value name` per line, or remove it")
     for what in ("value", "colour"):
@@ -88,7 +88,7 @@ def check_legend(source: str, entries: Sequence[LegendEntry]) -> Legend:
         if missing and len(missing) < len(entries):
             raise VitrailError(f"{source} gives a {what} to some classes and none to {missing[0]!r}; give one to each")
     for what in ("name", "value", "colour"):
-        seen: dict[Any, LegendEntry] = {}
+        seen: dict[Any, LegendClass] = {}
         for entry in entries:
             key = getattr(entry, what)
             if key is not None and seen.setdefault(key, entry) is not entry:
@@ -97,8 +97,8 @@ def check_legend(source: str, entries: Sequence[LegendEntry]) -> Legend:
     return Legend(source, tuple(entries))
 
 
-def _parse_lines(path: Path, text: str) -> list[LegendEntry]:
-    entries: list[LegendEntry] = []
+def _parse_lines(path: Path, text: str) -> list[LegendClass]:
+    entries: list[LegendClass] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or re.match(r"\s*#(?![0-9a-fA-F]{6}\b)", line):
             continue
@@ -129,11 +129,11 @@ def _tokens(line: str) -> tuple[list[str], bool]:
     return tokens, True
 
 
-def _parse_tokens(where: str, tokens: list[str], is_delimited: bool) -> LegendEntry:
+def _parse_tokens(where: str, tokens: list[str], is_delimited: bool) -> LegendClass:
     colour = next((int(token[1:], 16) for token in tokens if HEX_COLOUR.fullmatch(token)), None)
     tokens = [token for token in tokens if not HEX_COLOUR.fullmatch(token)]
     if all(map(_is_number, tokens)) and len(tokens) == 1:
-        return LegendEntry(tokens[0], None, colour)  # a name that is a number
+        return LegendClass(tokens[0], None, colour)  # a name that is a number
     first = next((place for place, token in enumerate(tokens) if not _is_number(token)), len(tokens))
     last = len(tokens)
     while last > first and _is_number(tokens[last - 1]):
@@ -151,7 +151,7 @@ def _parse_tokens(where: str, tokens: list[str], is_delimited: bool) -> LegendEn
         raise VitrailError(f"{where} must have one number or a colour of three besides the name, got {len(numbers)} numbers")
     if value is not None and value < 0:
         raise VitrailError(f"{where} must have a value from 0, got {value}; try {-value}")
-    return LegendEntry(name, value, colour)
+    return LegendClass(name, value, colour)
 
 
 def _is_number(token: str) -> bool:
@@ -165,7 +165,7 @@ def _colour(where: str, numbers: Sequence[Any]) -> int:
     return int(red) << 16 | int(green) << 8 | int(blue)
 
 
-def _parse_json(path: Path, content: Any) -> list[LegendEntry]:
+def _parse_json(path: Path, content: Any) -> list[LegendClass]:
     if isinstance(content, dict) and len(content) == 1 and isinstance(next(iter(content.values())), list | dict):
         inner = next(iter(content.values()))
         content = inner if not _is_entry(inner) else content
@@ -180,24 +180,24 @@ def _is_entry(item: Any) -> bool:
     return isinstance(item, dict) and any(key in item for key in JSON_NAMES)
 
 
-def _json_entry(where: str, key: str | None, item: Any) -> LegendEntry:
+def _json_entry(where: str, key: str | None, item: Any) -> LegendClass:
     """Return the class of an item of a list, or of an object, whose key is its value or its name."""
     value = int(key) if key is not None and _is_number(key) else None
     name = None if value is not None else key
     if isinstance(item, str) and HEX_COLOUR.fullmatch(item) and name is not None:
-        return LegendEntry(name, None, int(item[1:], 16))
+        return LegendClass(name, None, int(item[1:], 16))
     if isinstance(item, str):
-        return LegendEntry(item, int(name) if name is not None and _is_number(name) else value)
+        return LegendClass(item, int(name) if name is not None and _is_number(name) else value)
     if isinstance(item, int) and not isinstance(item, bool) and name is not None:
-        return LegendEntry(name, item)
+        return LegendClass(name, item)
     if isinstance(item, list) and name is not None:
-        return LegendEntry(name, None, _colour(where, item))
+        return LegendClass(name, None, _colour(where, item))
     if isinstance(item, Mapping):
         return _json_object(where, value, name, item)
     raise VitrailError(f'{where} must name a class, got {str(item)[:40]!r}; try {{"0": "road", "1": "car"}}')
 
 
-def _json_object(where: str, value: int | None, name: str | None, item: Mapping[str, Any]) -> LegendEntry:
+def _json_object(where: str, value: int | None, name: str | None, item: Mapping[str, Any]) -> LegendClass:
     lower = {str(field).lower(): content for field, content in item.items()}
     found = name or next((str(lower[field]) for field in JSON_NAMES if field in lower), None)
     number = next((lower[field] for field in JSON_VALUES if isinstance(lower.get(field), int)), value)
@@ -205,5 +205,5 @@ def _json_object(where: str, value: int | None, name: str | None, item: Mapping[
     if found is None:
         raise VitrailError(f'{where} must have a name, got the fields {", ".join(lower)[:60]}; try {{"id": 7, "name": "car"}}')
     if isinstance(colour, str) and HEX_COLOUR.fullmatch(colour):
-        return LegendEntry(found, number, int(colour[1:], 16))
-    return LegendEntry(found, number, None if colour is None else _colour(where, list(colour)))
+        return LegendClass(found, number, int(colour[1:], 16))
+    return LegendClass(found, number, None if colour is None else _colour(where, list(colour)))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitrail.data.sources.masks.legend import Legend, LegendEntry
+from vitrail.data.sources.masks.legend import Legend, LegendClass
 from vitrail.data.sources.masks.scan_values import ValueScan
 from vitrail.errors import VitrailError, first_line
 
@@ -35,7 +35,7 @@ def voc_legend(scan: ValueScan, stems: Sequence[str]) -> Legend | None:
     fits = all(scan.palette[index] == palette_colour(index) for index in range(len(CLASSES)))
     if not fits or not all(value < len(CLASSES) or value == BORDER for value in scan.indices):
         return None
-    return Legend("the palette of Pascal VOC", tuple(LegendEntry(name, value) for value, name in enumerate(CLASSES)))
+    return Legend("the palette of Pascal VOC", tuple(LegendClass(name, value) for value, name in enumerate(CLASSES)))
 
 
 def read_lists(root: Path) -> dict[str, str]:
