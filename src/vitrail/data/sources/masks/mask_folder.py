@@ -34,7 +34,7 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class MaskFolder(ImageFileDataset):
+class MaskFileDataset(ImageFileDataset):
     """Image files below a folder, each with a file that is its mask, and optionally one that tells objects apart."""
 
     masks: Sequence[str]  # relative to the root
@@ -127,7 +127,7 @@ def read_mask_folder(
     classes, class_notes = find_classes(str(root), scan, legend, ignore)
     objects = [pairs.objects.get(image) for image in images] if pairs.objects else []
     labels = np.full(len(images), -1, np.int64)
-    dataset = MaskFolder(root, images, labels, classes.names, masks, classes, objects)
+    dataset = MaskFileDataset(root, images, labels, classes.names, masks, classes, objects)
     splits = split_dataset(dataset, {split: len(of_split) for split, of_split in by_split.items()})
     named = [LeftOutFile(str(root / file.location), file.reason, file.split) for file in left_out]
     return SourceSplits(
