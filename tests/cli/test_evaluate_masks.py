@@ -61,7 +61,7 @@ def test_json_has_the_values_of_the_function_and_of_a_result(capsys: Capture) ->
 def test_options_reach_the_function(capsys: Capture) -> None:
     for tta in ("flip", "scales"):
         answer = evaluate_json(capsys, "one", PANES, "--tta", tta, "--batch-size", "3", "--workers", "0")
-        assert (answer["tta"], answer["nll"]) == (tta, pytest.approx(evaluate("one", PANES, tta=tta).metrics["nll"]))  # type: ignore[arg-type]
+        assert (answer["tta"], answer["nll"]) == (tta, pytest.approx(evaluate("one", PANES, tta=tta).metrics["nll"]))
     assert evaluate_json(capsys, "one", PANES, "--split", "validation").keys() >= {"validation"}
 
 
