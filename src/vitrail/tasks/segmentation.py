@@ -43,8 +43,14 @@ class SegmentationPrediction(Prediction):
     def cells(self) -> dict[str, Any]:
         return dict(self.classes)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the prediction without its mask, which is no part of a row of JSON."""
+        size = None if self.mask is None else list(self.mask.shape)
+        return {"file": self.file, "error": self.error, "size": size, "classes": self.classes}
+
     def text(self) -> list[str]:
-        return [", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items())]
+        present = ", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items() if fraction)
+        return ["" if self.mask is None else f"{self.mask.shape[1]} x {self.mask.shape[0]}", present]
 
 
 @dataclass(frozen=True)
@@ -225,8 +231,23 @@ class SegmentationTask(Task):
         """Return the prediction that a mask at the image's own size is."""
         fractions = np.bincount(mask.ravel(), minlength=self.classes) / max(mask.size, 1)
         order = np.argsort(-fractions, kind="stable")
-        present = {self.class_names[label]: float(fractions[label]) for label in order.tolist() if fractions[label]}
-        return SegmentationPrediction(mask=mask, classes=present)
+        return SegmentationPrediction(
+            mask=mask, classes={self.class_names[label]: float(fractions[label]) for label in order.tolist()}
+        )
+
+    def dense_prediction(
+        self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize
+    ) -> SegmentationPrediction:
+        mask = np.empty(size, np.int16)
+        for band, logits in bands:
+            mask[band] = logits.argmax(0).numpy()
+        return self.mask_prediction(mask)
+
+    def columns(self, top_k: int) -> list[str]:
+        return list(self.class_names)
+
+    def table_columns(self) -> dict[str, int]:
+        return {"pixels": 12, "classes": 24}
 
     def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""
