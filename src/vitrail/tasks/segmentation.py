@@ -24,7 +24,7 @@ from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.dense import restored_bands
 from vitrail.tasks.segmentation_metrics import confusion_matrix, iou_per_class, segmentation_scores
-from vitrail.tasks.segmentation_model import LinearSegmenter
+from vitrail.tasks.segmentation_model import LinearSegmenter, MaskTransformerSegmenter
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
@@ -95,7 +95,10 @@ class SegmentationTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        return LinearSegmenter(encoder, self.config.classes, self.config.layers)
+        decoder = self.config.decoder(encoder.config)
+        if decoder is not None:
+            return MaskTransformerSegmenter(encoder, self.config.classes, decoder.depth, decoder.width, decoder.heads)
+        return LinearSegmenter(encoder, self.config.classes, self.config.layers, self.config.subpatch)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: masks have different sizes, and are read when they are compared."""
