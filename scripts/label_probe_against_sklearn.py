@@ -17,9 +17,10 @@ from sklearn.multiclass import OneVsRestClassifier
 
 import vitrail
 from vitrail.cli.options import parse_size
-from vitrail.evaluation.bootstrap import bias_corrected_interval, iter_resamples
+from vitrail.evaluation.bootstrap import bias_corrected_interval
 from vitrail.evaluation.linear_probe import linear_label_probe
 from vitrail.tasks.label_metrics import average_precision
+from vitrail.tasks.resampling import iter_resamples
 
 
 def main(weights: str, table: str, run: str = "", size: str = "") -> None:

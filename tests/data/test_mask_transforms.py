@@ -6,7 +6,7 @@ import torch
 from numpy import ndarray
 
 from vitrail.augment.policy import POLICIES, Policy, get_policy
-from vitrail.augment.randaugment import RandAugmentOps
+from vitrail.augment.randaugment import RandAugmentOps, draw_randaugment
 from vitrail.data import batch_transforms
 from vitrail.data.batch_transforms import EvalTransform, TrainTransform
 from vitrail.data.loader import build_train_loader
@@ -77,7 +77,7 @@ def test_image_and_mask_are_cropped_and_flipped_together(policy: Policy, fit: Fi
 
 @pytest.mark.parametrize("operation", ["Rotate", "ShearX", "TranslateY"])
 def test_a_mask_is_warped_as_its_image(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, strength = batch_transforms.draw_randaugment, 0.2 if "Shear" in operation else 7.0
+    draw, strength = draw_randaugment, 0.2 if "Shear" in operation else 7.0
 
     def only_one(u: ndarray, layers: int, magnitude: float) -> RandAugmentOps:
         """The drawn operations, all of one kind."""

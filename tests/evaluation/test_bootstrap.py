@@ -8,9 +8,10 @@ from numpy.testing import assert_allclose
 from tests.evaluation.test_calibration import guo_error
 from tests.evaluation.test_per_class import random_logits
 from tests.reference_libraries import reference_library
-from vitrail.evaluation import bootstrap
-from vitrail.evaluation.bootstrap import bootstrap_means, bootstrap_scores, mcnemar, percentile_interval, score_intervals
+from vitrail.evaluation.bootstrap import bootstrap_scores, mcnemar, score_intervals
+from vitrail.tasks import resampling
 from vitrail.tasks.classification import mean_scores
+from vitrail.tasks.resampling import bootstrap_means, percentile_interval
 
 
 def test_the_interval_covers_the_truth_about_95_times_of_100() -> None:
@@ -38,7 +39,7 @@ def test_the_scores_of_a_resample_are_the_scores_of_its_images(monkeypatch: pyte
         assert resampled["top5"][number] == pytest.approx(expected["top5"], abs=1e-14)
         assert resampled["nll"][number] == pytest.approx(expected["loss"], abs=1e-12)
         assert resampled["ece"][number] == pytest.approx(guo_error(logits[rows], labels[rows]), abs=1e-13)
-    monkeypatch.setattr(bootstrap, "RESAMPLE_CHUNK_NUMEL", 100)
+    monkeypatch.setattr(resampling, "RESAMPLE_CHUNK_NUMEL", 100)
     for name, values in bootstrap_scores(logits, labels, 9).items():
         assert_allclose(values, resampled[name], rtol=1e-12)
 

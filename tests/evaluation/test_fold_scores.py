@@ -7,10 +7,11 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from tests.small_models import small_config
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluation.bootstrap import bootstrap_scores, percentile_interval
+from vitrail.evaluation.bootstrap import bootstrap_scores
 from vitrail.evaluation.fold_scores import mean_interval, pooled_scores, t_quantile
 from vitrail.recipes.task_config import Classification
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.resampling import percentile_interval
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 9, 10, 29, 200])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy import ndarray
 
 from vitrail.plot.class_colours import FIRST_COLOURS, IGNORED_COLOURS, class_colour, class_colours, overlay
 from vitrail.plot.colormap import colormap, rgb_to_oklab
@@ -14,7 +15,7 @@ COLOUR_VISION = {  # linear RGB as it looks without one kind of cone, after Mach
 }
 
 
-def seen(rgb: np.ndarray, vision: str) -> np.ndarray:
+def with_vision(rgb: ndarray, vision: str) -> ndarray:
     """Return sRGB colours as they look with this colour vision."""
     value = rgb / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
@@ -23,7 +24,7 @@ def seen(rgb: np.ndarray, vision: str) -> np.ndarray:
     return np.round(255 * curved).astype(np.uint8)
 
 
-def smallest_distance(rgb: np.ndarray) -> float:
+def smallest_distance(rgb: ndarray) -> float:
     """Return the distance in OKLab of the two colours that look most alike."""
     lab = rgb_to_oklab(rgb)
     distances = np.linalg.norm(lab[:, None] - lab[None], axis=-1)
@@ -31,16 +32,16 @@ def smallest_distance(rgb: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("vision", COLOUR_VISION)
-def test_first_eight_colours_differ_with_every_colour_vision(vision):
-    assert smallest_distance(seen(class_colours(8), vision)) > 0.07
+def test_first_eight_colours_differ_with_every_colour_vision(vision: str) -> None:
+    assert smallest_distance(with_vision(class_colours(8), vision)) > 0.07
 
 
 @pytest.mark.parametrize(("count", "distance"), [(21, 0.07), (60, 0.05), (256, 0.02)])
-def test_many_colours_differ(count, distance):
+def test_many_colours_differ(count: int, distance: float) -> None:
     assert smallest_distance(class_colours(count)) > distance
 
 
-def test_more_classes_do_not_change_the_colours():
+def test_more_classes_do_not_change_the_colours() -> None:
     many = class_colours(700)
     for count in (1, 2, 8, 9, 150, 256, 257):
         np.testing.assert_array_equal(class_colours(count), many[:count])
@@ -51,7 +52,7 @@ def test_more_classes_do_not_change_the_colours():
     assert class_colour(-1) == "#{:02x}{:02x}{:02x}".format(*IGNORED_COLOURS[0])
 
 
-def test_overlay_blends_each_pixel_with_the_colour_of_its_class():
+def test_overlay_blends_each_pixel_with_the_colour_of_its_class() -> None:
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (13, 17, 3), np.uint8)
     mask = rng.integers(-1, 11, (13, 17)).astype(np.int16)
@@ -64,12 +65,12 @@ def test_overlay_blends_each_pixel_with_the_colour_of_its_class():
     assert np.abs(2 * half - opaque - image).max() <= 1
 
 
-def test_a_mask_without_any_class_is_only_stripes():
+def test_a_mask_without_any_class_is_only_stripes() -> None:
     opaque = overlay(np.zeros((5, 7, 3), np.uint8), np.full((5, 7), -1), 1.0)
     assert {tuple(colour) for colour in opaque.reshape(-1, 3).tolist()} == set(IGNORED_COLOURS)
 
 
-def test_oklab_of_black_white_and_the_colour_map():
+def test_oklab_of_black_white_and_the_colour_map() -> None:
     np.testing.assert_allclose(
         rgb_to_oklab(np.array([[0, 0, 0], [255, 255, 255]], np.uint8)), [[0, 0, 0], [1, 0, 0]], atol=1e-6
     )

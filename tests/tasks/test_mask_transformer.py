@@ -92,7 +92,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(trained: TrainedRun, t
 
 def test_a_model_is_saved_with_its_mask_transformer(trained: TrainedRun, tmp_path: Path) -> None:
     model, last = vitrail.load(trained.folder / "last"), load_checkpoint(trained.folder, 12)
-    assert type(model) is MaskTransformerSegmenter
+    assert isinstance(model, MaskTransformerSegmenter)
     vitrail.save(model, tmp_path / "copy")
     images = torch.randn(2, 3, 24, 32)
     with torch.no_grad():

@@ -183,6 +183,14 @@ def test_a_run_reports_its_metrics_at_the_sizes_of_the_images(trained: TrainedRu
         restored = F.interpolate(logits[None], truth.shape, mode="bilinear")[0].argmax(0)
         confusion += torch.stack([((truth == a) & (restored == b)).sum() for a in range(2) for b in range(2)]).reshape(2, 2)
     iou = confusion.diag() / (confusion.sum(0) + confusion.sum(1) - confusion.diag())
+    rows = trained.result["classes"]
+    assert [row["iou"] for row in rows] == list(result["iou"].values())
+    assert [row["pixels"] for row in rows] == confusion.sum(1).int().tolist()
+    for name in ("dice", "boundary_iou"):
+        assert result[name] == pytest.approx(np.mean([row[name] for row in rows]))
+    assert all(row["interval"][0] <= row["iou"] <= row["interval"][1] for row in rows)
+    assert rows[1]["recall"] == pytest.approx(float(confusion[1, 1] / confusion[1].sum()), abs=1e-3)
+    assert rows[1]["precision"] == pytest.approx(float(confusion[1, 1] / confusion[:, 1].sum().clamp(min=1)), abs=1e-3)
     assert result["iou"]["figure"] == pytest.approx(iou[1].item(), abs=1e-3)
     assert result["pixel_accuracy"] == pytest.approx((confusion.diag().sum() / confusion.sum()).item(), abs=1e-3)
 
@@ -202,7 +210,7 @@ def test_micro_batches_change_nothing_but_the_last_bits(trained: TrainedRun, tmp
 
 def test_a_model_is_saved_with_its_head_and_loaded_from_a_checkpoint(trained: TrainedRun) -> None:
     model, last = vitrail.load(trained.folder / "last"), load_checkpoint(trained.folder, 12)
-    assert type(model) is LinearSegmenter
+    assert isinstance(model, LinearSegmenter)
     images = torch.randn(2, 3, 24, 32)
     with torch.no_grad():
         assert_close(last(images), model(images), rtol=0, atol=0)

@@ -1,12 +1,10 @@
-"""Confidence intervals by the percentile bootstrap (Efron 1979), and McNemar's exact test of two models on the same images.
+"""Confidence intervals by the bootstrap of ``tasks.resampling``, and McNemar's exact test of two models on the same images.
 
-Images are resampled with replacement; the interval holds the middle 95 % of the scores. The resamples follow from a fixed seed
-and the number of images alone: the same command gives the same intervals, and two models on the same images get the same
-resamples, so that the differences of their scores are paired. b images, r resamples, c columns.
+An interval holds the middle 95 % of the scores of the resamples. b images, k classes, r resamples.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from statistics import NormalDist
 
 import numpy as np
@@ -18,10 +16,8 @@ from torch import Tensor
 from vitrail.evaluation.calibration import NUM_BINS, assign_bins
 from vitrail.recipes.task_config import LossName
 from vitrail.tasks.classification import per_image_scores
+from vitrail.tasks.resampling import CONFIDENCE_LEVEL, NUM_RESAMPLES, bootstrap_means, percentile_interval
 
-NUM_RESAMPLES = 1000
-CONFIDENCE_LEVEL = 0.95
-RESAMPLE_CHUNK_NUMEL = 2**21  # random indices drawn at a time
 METRIC_NAMES = ("top1", "top5", "nll", "ece")
 
 
@@ -39,25 +35,6 @@ def bootstrap_scores(
     table = torch.cat([torch.stack([per_image["top1"], per_image["top5"], per_image["loss"]], dim=1), gaps], dim=1)
     means = bootstrap_means(table.numpy(), resamples)
     return dict(zip(METRIC_NAMES, (*means[:, :3].T, np.abs(means[:, 3:]).sum(1)), strict=True))
-
-
-def bootstrap_means(table: Float[ndarray, "b c"], resamples: int = NUM_RESAMPLES, seed: int = 0) -> Float[ndarray, "r c"]:
-    """Return the mean of every column over each resample of the images."""
-    return np.concatenate([counts @ table / len(table) for counts in iter_resamples(len(table), resamples, seed)])
-
-
-def iter_resamples(num_images: int, resamples: int = NUM_RESAMPLES, seed: int = 0) -> Iterator[Int[ndarray, "r b"]]:
-    """Yield how often each image occurs in each resample, some resamples at a time."""
-    generator, chunk = np.random.default_rng(seed), max(RESAMPLE_CHUNK_NUMEL // num_images, 1)
-    for start in range(0, resamples, chunk):
-        count_now = min(chunk, resamples - start)
-        picked = generator.integers(0, num_images, (count_now, num_images)) + num_images * np.arange(count_now)[:, None]
-        yield np.bincount(picked.ravel(), minlength=count_now * num_images).reshape(count_now, num_images)
-
-
-def percentile_interval(samples: Float[ndarray, " r"]) -> tuple[float, float]:
-    low, high = np.quantile(samples, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return float(low), float(high)
 
 
 def bias_corrected_interval(samples: Float[ndarray, " r"], value: float) -> tuple[float, float]:

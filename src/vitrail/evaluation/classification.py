@@ -12,13 +12,14 @@ from torch import Tensor
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.evaluation.bootstrap import bootstrap_scores, mcnemar, percentile_interval, score_intervals
+from vitrail.evaluation.bootstrap import bootstrap_scores, mcnemar, score_intervals
 from vitrail.evaluation.calibration import MAX_TEMPERATURE, Reliability, compute_reliability, fit_temperature
 from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.per_class import PerClassMetrics, per_class_metrics
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
 from vitrail.recipes.task_config import LossName
 from vitrail.tasks.classification import mean_scores
+from vitrail.tasks.resampling import percentile_interval
 
 TEMPERATURE_BOUNDS = (MAX_TEMPERATURE, 1 / MAX_TEMPERATURE)
 

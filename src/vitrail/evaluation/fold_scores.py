@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.evaluation.bootstrap import CONFIDENCE_LEVEL, bias_corrected_interval, bootstrap_scores, score_intervals
+from vitrail.evaluation.bootstrap import bias_corrected_interval, bootstrap_scores, score_intervals
 from vitrail.evaluation.multi_label import bootstrap_label_metrics
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
+from vitrail.tasks.resampling import CONFIDENCE_LEVEL
 from vitrail.tasks.task import Task
 
 Interval = tuple[float, float]

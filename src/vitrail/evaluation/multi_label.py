@@ -10,12 +10,13 @@ from torch import Tensor
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, as_label_sets
 from vitrail.errors import VitrailError
-from vitrail.evaluation.bootstrap import NUM_RESAMPLES, bias_corrected_interval, iter_resamples
+from vitrail.evaluation.bootstrap import bias_corrected_interval
 from vitrail.evaluation.label_matching import match_classes
 from vitrail.evaluation.resampled import ResampledEvaluation
 from vitrail.evaluation.split_runner import SplitRunner, check_outputs
 from vitrail.tasks.label_metrics import average_precision, count_labels, coverage, label_losses
 from vitrail.tasks.multi_label import MultiLabelTask
+from vitrail.tasks.resampling import NUM_RESAMPLES, iter_resamples
 
 MAX_BOOTSTRAP_NUMEL = 2**32  # images times classes times resamples; of larger splits there are fewer resamples
 MIN_RESAMPLES = 100

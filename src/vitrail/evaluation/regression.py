@@ -13,10 +13,10 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
-from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval
 from vitrail.evaluation.resampled import ResampledEvaluation
 from vitrail.evaluation.split_runner import SplitRunner, check_outputs
 from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.resampling import bootstrap_means, finite_interval
 
 
 def evaluate_regression(
@@ -39,7 +39,7 @@ def evaluate_regression(
         unreadable_images=unreadable,
         metrics=metrics,
         notes=(),
-        intervals={name: score_interval(scores) for name, scores in samples.items()},
+        intervals={name: finite_interval(scores) for name, scores in samples.items()},
         bootstrap=samples,
         outputs=values,
         targets=targets,
@@ -51,7 +51,7 @@ def evaluate_regression(
 def with_intervals(rows: Sequence[Mapping[str, Any]], resampled: Mapping[str, Float[ndarray, "r m"]]) -> list[dict[str, Any]]:
     """Return the rows of the targets with the 95 % intervals of their scores."""
     return [
-        {**row, "interval": {name: score_interval(scores[:, number]) for name, scores in resampled.items()}}
+        {**row, "interval": {name: finite_interval(scores[:, number]) for name, scores in resampled.items()}}
         for number, row in enumerate(rows)
     ]
 
@@ -66,9 +66,3 @@ def bootstrap_targets(values: Float[Tensor, "b m"], targets: Float[Tensor, "b m"
     is_spread = total > 1e-12 * second  # a resample of one image repeated has no R²
     r2 = np.where(is_spread, 1 - squared / np.where(is_spread, total, 1), np.nan)
     return {"mae": absolute, "rmse": np.sqrt(squared), "r2": r2}
-
-
-def score_interval(samples: Float[ndarray, " r"]) -> tuple[float, float]:
-    """Return the 95 % interval of a score over the resamples that have one."""
-    finite = samples[np.isfinite(samples)]
-    return percentile_interval(finite) if len(finite) else (np.nan, np.nan)

@@ -9,8 +9,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.evaluation.bootstrap import percentile_interval
 from vitrail.evaluation.split_runner import Evaluation
+from vitrail.tasks.resampling import percentile_interval
 
 
 @dataclass(frozen=True)

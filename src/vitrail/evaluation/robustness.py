@@ -25,7 +25,7 @@ from vitrail.augment.counter_rng import permutation
 from vitrail.data.loader import build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
 from vitrail.errors import VitrailError
-from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval, proportion_interval
+from vitrail.evaluation.bootstrap import proportion_interval
 from vitrail.evaluation.corruptions import Corruption, GridSize, check_grid, corruption_suite
 from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
@@ -33,6 +33,7 @@ from vitrail.evaluation.split_runner import check_outputs
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.models.config import ViTConfig, format_size
+from vitrail.tasks.resampling import bootstrap_means, percentile_interval
 from vitrail.tasks.task import ImageScore
 
 DEFAULT_BATCH_SIZE = 64

@@ -33,8 +33,8 @@ def overlay(image: UInt8[ndarray, "h w 3"], mask: Int[ndarray, "h w"], alpha: fl
     """Draw a mask over its image: each pixel in the colour of its class, ``alpha`` opaque; ignored ones (below 0) striped."""
     colours = class_colours(max(int(mask.max(initial=0)), 0) + 1)[np.maximum(mask, 0)]
     width = max(max(mask.shape) // 48, 1)  # of a stripe, in pixels
-    rows, columns = np.indices(mask.shape, sparse=True)
-    stripes = np.array(IGNORED_COLOURS, np.uint8)[(rows + columns) // width % 2]
+    diagonals = np.add.outer(np.arange(mask.shape[0]), np.arange(mask.shape[1]))
+    stripes = np.array(IGNORED_COLOURS, np.uint8)[diagonals // width % 2]
     colours = np.where((mask < 0)[..., None], stripes, colours)
     return np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.dataset import Dataset, evenly_spaced
-from vitrail.evaluation.regression import bootstrap_targets, score_interval, with_intervals
+from vitrail.evaluation.regression import bootstrap_targets, with_intervals
 from vitrail.plot.markup import escape
 from vitrail.plot.scatter import agreement_scatter, histogram
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.html import html_table
 from vitrail.report.task_section import RunReport, TaskSection
 from vitrail.tasks.regression import VALUES
+from vitrail.tasks.resampling import finite_interval
 
 MAX_POINTS = 1500  # of a scatter plot
 MAX_PLOTTED = 12  # targets
@@ -47,7 +48,7 @@ class RegressionSection(TaskSection):
         r2 = f", R² {report.format_metric('r2', report.result[split]['r2'])}"
         if saved is None:
             return number, caption + r2
-        low, high = score_interval(bootstrap_targets(saved.values, saved.targets)["mae"][:, 0])
+        low, high = finite_interval(bootstrap_targets(saved.values, saved.targets)["mae"][:, 0])
         baseline = report.format_metric("mae", report.result["mean_prediction"])
         return number, f"{caption}, 95 % interval {low:.4g} to {high:.4g} (predicting the mean: {baseline}){r2}"
 

@@ -4,7 +4,7 @@ The loss is computed at the model's input size, the metrics at the size of each 
 The loss is a mean over the pixels of each image, and then over images, so that micro-batches and ranks change nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,12 +22,14 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
+from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.dense import restored_bands
-from vitrail.tasks.segmentation_metrics import confusion_matrix, iou_per_class, segmentation_scores
-from vitrail.tasks.segmentation_model import LinearSegmenter, MaskTransformerSegmenter
+from vitrail.tasks.segmentation_heads import BUILDERS
+from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou_per_class, segmentation_scores
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
+NO_MASK = np.zeros((0, 0), np.int16)  # so that predictions need not be kept
 DICE_SMOOTHING = 1.0  # pixels, so that a class that is neither there nor predicted has a Dice of 1
 
 
@@ -43,6 +45,16 @@ class SegmentationPrediction(Prediction):
 
     def text(self) -> list[str]:
         return [", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items())]
+
+
+@dataclass(frozen=True)
+class ImageComparison:
+    """A prediction compared with the mask of its image, at the size of the image."""
+
+    predicted: Int16[ndarray, "h w"]
+    confusion: Int[Tensor, "k k"]
+    boundary: Int[Tensor, "k 3"]  # pixels of the boundary of each class in the mask, in the prediction, and in both
+    loss: float  # mean negative log-likelihood
 
 
 @dataclass(frozen=True)
@@ -95,10 +107,7 @@ class SegmentationTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        decoder = self.config.decoder(encoder.config)
-        if decoder is not None:
-            return MaskTransformerSegmenter(encoder, self.config.classes, decoder.depth, decoder.width, decoder.heads)
-        return LinearSegmenter(encoder, self.config.classes, self.config.layers, self.config.subpatch)
+        return BUILDERS[self.config.head](encoder, self.config)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: masks have different sizes, and are read when they are compared."""
@@ -128,48 +137,60 @@ class SegmentationTask(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
-        """Return the metrics at the images' own sizes, and the confusion matrix of each image."""
+        """Return the metrics at the images' own sizes, and what they come from: the counts of each image."""
         was_training, device = model.training, next(model.parameters()).device
         model.eval()
-        rows: list[tuple[int, Tensor, float]] = []
+        rows: dict[int, ImageComparison] = {}
         try:
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    rows.append((index, *self.compare(logits, loader.dataset.mask(index))))
+                    compared = self.compare(logits, loader.dataset.mask(index))
+                    rows[index] = replace(compared, predicted=NO_MASK)
         finally:
             model.train(was_training)
-        indices = gather(torch.tensor([index for index, _, _ in rows], dtype=torch.int64))
-        confusion = gather(_stack([counts for _, counts, _ in rows], self.classes))
-        losses = gather(torch.tensor([loss for _, _, loss in rows], dtype=torch.float64))
+        indices = gather(torch.tensor(list(rows), dtype=torch.int64))
+        confusion, boundary, losses = map(gather, self.stack_counts(list(rows.values())))
         order = indices.argsort()
-        confusion, losses = confusion[order], losses[order]
+        confusion, boundary, losses = confusion[order], boundary[order], losses[order]
         return {
             "loss": losses.mean().item(),
-            **self.scores(confusion),
+            **self.scores(confusion, boundary),
             "confusion": confusion,
+            "boundary": boundary,
             "losses": losses,
             "indices": indices[order],
         }
 
-    def compare(self, logits: Float[Tensor, "k height width"], mask: Int16[ndarray, "h w"]) -> tuple[Int[Tensor, "k k"], float]:
-        """Return the confusion matrix of an image at its own size, and its mean negative log-likelihood."""
-        target = torch.from_numpy(mask)
+    def compare(self, logits: Float[Tensor, "k height width"], mask: Int16[ndarray, "h w"]) -> ImageComparison:
+        """Compare the prediction for an image with its mask, at the size of the mask."""
+        target, predicted = torch.from_numpy(mask), np.empty(mask.shape, np.int16)
         confusion, loss, counted = torch.zeros(self.classes, self.classes, dtype=torch.int64), 0.0, 0
         for band, restored in restored_bands(logits, self.preprocess, (mask.shape[0], mask.shape[1])):
-            rows = target[band].long()
-            confusion += confusion_matrix(restored.argmax(0), rows, self.classes)
+            rows, labels = target[band].long(), restored.argmax(0)
+            confusion += confusion_matrix(labels, rows, self.classes)
             loss += F.cross_entropy(restored[None], rows[None], ignore_index=IGNORED, reduction="sum").item()
             counted += int((rows != IGNORED).sum())
-        return confusion, loss / max(counted, 1)
+            predicted[band] = labels.numpy()
+        return ImageComparison(predicted, confusion, boundary_counts(predicted, mask, self.classes), loss / max(counted, 1))
 
-    def scores(self, confusion: Int[Tensor, "b k k"]) -> dict[str, float]:
-        """Return the metrics of a split from the confusion matrices of its images."""
-        return {name: float(value) for name, value in segmentation_scores(confusion.sum(0)).items()}
+    def stack_counts(self, rows: Sequence[ImageComparison]) -> tuple[Int[Tensor, "b k k"], Int[Tensor, "b k 3"], Tensor]:
+        """Return the confusion matrices, the counts of the boundaries and the losses of images, which may be none."""
+        nothing = torch.zeros(0, self.classes, self.classes, dtype=torch.int64)
+        confusion = torch.stack([row.confusion for row in rows]) if rows else nothing
+        boundary = torch.stack([row.boundary for row in rows]) if rows else nothing.new_zeros(0, self.classes, 3)
+        return confusion, boundary, torch.tensor([row.loss for row in rows], dtype=torch.float64)
+
+    def scores(self, confusion: Int[Tensor, "b k k"], boundary: Int[Tensor, "b k 3"]) -> dict[str, float]:
+        """Return the metrics of a split from the counts of its images."""
+        return {name: float(value) for name, value in segmentation_scores(confusion.sum(0), boundary.sum(0)).items()}
 
     def result_metrics(self, scores: Mapping[str, Any]) -> dict[str, Any]:
         iou = iou_per_class(scores["confusion"].sum(0)).tolist()
         return {**super().result_metrics(scores), "iou": dict(zip(self.class_names, iou, strict=True))}
+
+    def split_details(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        return {"classes": class_rows(self.class_names, scores["confusion"], scores["boundary"])}
 
     def predict_mask(
         self, logits: Float[Tensor, "k height width"], size: ImageSize
@@ -196,10 +217,6 @@ class SegmentationTask(Task):
     def agreement(self, outputs: Float[Tensor, "b k height width"], expected: Float[Tensor, "b k height width"]) -> float:
         """Return the fraction of the pixels with the same class."""
         return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
-
-
-def _stack(counts: list[Tensor], classes: int) -> Int[Tensor, "b k k"]:
-    return torch.stack(counts) if counts else torch.zeros(0, classes, classes, dtype=torch.int64)
 
 
 def _mean_over_pixels(values: Float[Tensor, "b height width"], counted: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ patch.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -53,7 +54,7 @@ class PatchSegmenter(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.layers = tuple(layers) or (encoder.config.depth,)
-        self.head = head
+        self.head: Any = head
 
     @property
     def config(self) -> ViTConfig:
@@ -64,7 +65,8 @@ class PatchSegmenter(nn.Module):
         layers = self.encoder.encode_layers(self.encoder.embed_patches(images), grid, self.layers)
         for index in range(len(layers)):  # in place of those without the norm, which need not be kept
             layers[index] = self.encoder.norm(layers[index])[:, prefix:]
-        return self.head(layers, grid)
+        logits: Tensor = self.head(layers, grid)
+        return logits
 
 
 class LinearSegmenter(PatchSegmenter):

@@ -177,6 +177,11 @@ class Task(ABC):
         """Return what a result says besides its metrics, such as a row per class, as plain values."""
         return {}
 
+    def split_details(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the ``details`` of a split, of what ``evaluate`` has returned."""
+        outputs = scores.get(self.output_name)
+        return {} if outputs is None else self.details(outputs, scores[self.target_name])
+
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return what a trivial prediction would score on a split, for the result to be compared with."""
         return {}

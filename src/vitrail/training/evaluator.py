@@ -68,8 +68,7 @@ class Evaluator:
 
     def details(self, scores: dict[str, Any]) -> dict[str, Any]:
         """Return what the task says of an evaluation besides its metrics."""
-        outputs = scores.get(self.task.output_name)
-        return {} if outputs is None else self.task.details(outputs, scores[self.task.target_name])
+        return self.task.split_details(scores)
 
     def monitor(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Compute what the task monitors besides its metrics."""

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from vitrail.data.class_names import assume_class_names, refuse_given_names
 from vitrail.data.preprocess import Preprocess, assumed_changes, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
-from vitrail.models.build import Model, build_on_meta, with_metadata_of
+from vitrail.models.build import Model, build_on_meta, decoder_state, with_metadata_of
 from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
@@ -34,7 +34,7 @@ from vitrail.weights.convert import (
     torchvision,
     vit_pytorch,
 )
-from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
+from vitrail.weights.convert.inspect import ConvertedCheckpoint, Decoder, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.convert.timm_architectures import known_architecture
 from vitrail.weights.model_folder import (
@@ -182,17 +182,17 @@ def _class_names(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> tuple[
     return assume_class_names(checkpoint.origin, config.classes, checkpoint.assumed)
 
 
-def attach_decoder(encoder: Model, task: Task, file: Path, needed: bool = False) -> Any:
-    """Return the model that a task has built around an encoder, with the decoder in a file; if it is not kept after training
-    and not ``needed``, the encoder alone."""
+def attach_decoder(encoder: Model, task: Task, decoder: Decoder, needed: bool = False) -> Any:
+    """Return the model that a task has built around an encoder, with this decoder; if it is not kept after training and not
+    ``needed``, the encoder alone."""
     model = task.build_model(encoder) if task.keeps_decoder or needed else encoder
     if model is encoder:
         return encoder
-    state = {name: _finite_float32(name, tensor) for name, tensor in read_file(file).tensors.items()}
-    unmatched = model.load_state_dict(state, strict=False)
-    missing = [name for name in unmatched.missing_keys if not name.startswith("encoder.")]
-    if missing or unmatched.unexpected_keys:
-        raise VitrailError(f"{file} is not the decoder of this task: {[*missing, *unmatched.unexpected_keys][0]}")
+    tensors, where = (read_file(decoder).tensors, decoder) if isinstance(decoder, Path) else (decoder, "the file")
+    state = {name: _finite_float32(name, tensor) for name, tensor in tensors.items()}
+    if misfits := _misfits(decoder_state(model), state):
+        raise VitrailError(f"{where} does not have the decoder of this task: {misfits[0]}")
+    model.load_state_dict(state, strict=False)
     return with_metadata_of(encoder, model)
 
 
@@ -363,7 +363,14 @@ def _finite_float32(name: str, tensor: Tensor) -> Tensor:
 
 def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
     """Refuse weights whose names or shapes are not exactly the model's."""
-    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if problems := _misfits(model.state_dict(), state):
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise VitrailError(f"the weights in {source} do not fit their config: {', '.join(problems[:5])}{more}")
+
+
+def _misfits(model: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """List the weights that a model and a file do not have in common, or in another shape."""
+    expected = {name: tuple(weight.shape) for name, weight in model.items()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unexpected" for name in state if name not in expected]
     problems += [
@@ -371,9 +378,7 @@ def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> Non
         for name, tensor in state.items()
         if name in expected and tuple(tensor.shape) != expected[name]
     ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise VitrailError(f"the weights in {source} do not fit their config: {', '.join(problems[:5])}{more}")
+    return problems
 
 
 def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Preprocess:

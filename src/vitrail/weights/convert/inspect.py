@@ -14,6 +14,7 @@ from vitrail.models.config import Gelu, ModelConfig, Pair, Pool, ViTConfig, form
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
+Decoder = Path | dict[str, Tensor]  # its file, or its tensors in our names
 ReadOrigin = Origin | Literal["open_clip", "perception_encoder", "aimv2", "mmpretrain", "vit_pytorch"]  # not written
 
 
@@ -43,7 +44,7 @@ class ConvertedCheckpoint:
     preprocess: Preprocess | None = None
     class_names: tuple[str, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # training metadata
-    decoder: Path | None = None  # the file of what its task has added to the model
+    decoder: Decoder | None = None  # what its task, which ``metadata`` names, has added to the model
     records_preprocess: bool = False  # as Vitrail's own files do
 
 
