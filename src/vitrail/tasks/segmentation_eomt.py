@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitrail.layers.position import Grid
 from vitrail.models.config import Pair, ViTConfig
-from vitrail.models.cost.segmentation import num_upscale_blocks
+from vitrail.models.cost.eomt import num_upscale_blocks
 from vitrail.models.vit import AttentionPositions, ViT
 
 SCORE_EPS = 1e-6  # the smallest score of a class, whose logarithm is finite

@@ -20,7 +20,7 @@ from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.pixel_loss import pixel_loss
 from vitrail.tasks.query_loss import draw_unmasked, query_loss, semantic_segments
 from vitrail.tasks.segmentation_eomt import EoMT, QueryLogits, semantic_scores
-from vitrail.tasks.segmentation_model import LinearSegmenter
+from vitrail.tasks.segmentation_model import LinearSegmenter, MaskTransformerSegmenter
 
 if TYPE_CHECKING:
     from vitrail.tasks.segmentation import SegmentationTask
@@ -38,12 +38,18 @@ class Head:
 
 
 def _build_linear(encoder: ViT, config: Segmentation) -> nn.Module:
-    return LinearSegmenter(encoder, config.classes, config.layers)
+    return LinearSegmenter(encoder, config.classes, config.layers, config.subpatch)
 
 
 def _build_eomt(encoder: ViT, config: Segmentation) -> nn.Module:
     query_blocks = config.num_query_blocks(encoder.config.depth)
     return EoMT(encoder, config.classes, config.num_queries, query_blocks, config.upscale_blocks)
+
+
+def _build_segmenter(encoder: ViT, config: Segmentation) -> nn.Module:
+    shape = config.decoder(encoder.config)
+    assert shape is not None  # the head has blocks
+    return MaskTransformerSegmenter(encoder, config.classes, shape.depth, shape.width, shape.heads)
 
 
 def _pixel_loss(task: "SegmentationTask", model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -63,4 +69,8 @@ def _query_loss(task: "SegmentationTask", model: nn.Module, batch: Batch) -> tup
         return loss, F.interpolate(scores, masks.shape[1:], mode="bilinear")
 
 
-HEADS = {"linear": Head(_build_linear, _pixel_loss), "eomt": Head(_build_eomt, _query_loss)}
+HEADS = {
+    "linear": Head(_build_linear, _pixel_loss),
+    "eomt": Head(_build_eomt, _query_loss),
+    "segmenter": Head(_build_segmenter, _pixel_loss),
+}
