@@ -8,6 +8,7 @@ from PIL import Image
 from vitrail.augment.counter_rng import permutation
 from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
+from vitrail.data.mask_summary import MaskSummary
 from vitrail.data.sources.dataset import Dataset, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
@@ -73,14 +74,19 @@ def _sections(report: DatasetReport) -> Iterator[str]:
         yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
     if data.class_names:
         yield from _class_balance(report)
+    if report.masks is not None:
+        yield from _masks(report.masks)
     yield from _label_pairs(report.targets)
     yield from _numbers(report.targets)
     yield from _sizes_and_formats(report)
     if report.bad:
         rows = [(escape(item.location), escape(item.reason), item.split) for item in report.bad[:MAX_ROWS]]
         yield f"<h2>Unusable images ({len(report.bad):,})</h2>" + html_table(("file", "reason", "split"), rows)
+    if left_out := report.data.left_out:
+        rows = [(escape(file.location), escape(file.reason), file.split) for file in left_out[:MAX_ROWS]]
+        yield f"<h2>Left out ({len(left_out):,})</h2>" + html_table(("file", "reason", "split"), rows)
     yield from _duplicates("The same image in two splits", report.leaks)
-    yield from _duplicates("The same image with different labels", report.conflicts)
+    yield from _duplicates(f"The same image with different {'masks' if report.masks else 'labels'}", report.conflicts)
     yield from _duplicates("Duplicate images", report.duplicates)
 
 
@@ -94,6 +100,7 @@ def _summary(report: DatasetReport) -> Iterator[str]:
             (report.bad, "image is unusable", "images are unusable"),
             (report.leaks, "image is in two splits", "images are in two splits"),
             (report.conflicts, "image has conflicting labels", "images have conflicting labels"),
+            (report.data.left_out, "file is left out", "files are left out"),
         )
         if items
     ]
@@ -118,6 +125,32 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
         yield f"<p>No {split} image has the label {escape(_list(names))}.</p>"
     for group in report.targets.similar[:MAX_ROWS]:
         yield f'<p class="bad">{escape(" and ".join(map(repr, group)))} are different classes of almost the same name.</p>'
+
+
+def _masks(masks: MaskSummary) -> Iterator[str]:
+    splits = tuple(masks.ignored)
+    largest = max((masks.fraction(name, "train") for name in masks.pixels), default=0)
+    rows = [
+        (
+            escape(name),
+            *(f"{masks.fraction(name, split):.2%}" for split in splits),
+            _bar(masks.fraction(name, "train") / max(largest, 1e-9)),
+        )
+        for name in list(masks.pixels)[:MAX_CLASSES]
+    ]
+    yield "<h2>Pixels</h2><p>Fraction of the pixels that count.</p>"
+    yield html_table(("class", *(f"#{split}" for split in splits), "train"), rows)
+    counts = [
+        (title, *(f"{by_split[split]:,}" for split in splits))
+        for title, by_split in (
+            ("ignored pixels", masks.ignored),
+            ("masks of one class", masks.uniform),
+            ("masks ignored as a whole", masks.empty),
+        )
+    ]
+    yield html_table(("masks", *(f"#{split}" for split in splits)), counts)
+    for split, names in masks.absent.items():
+        yield f"<p>No {split} mask has the class {escape(_list(names))}.</p>"
 
 
 def _list(names: Sequence[str]) -> str:
