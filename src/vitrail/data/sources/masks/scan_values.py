@@ -147,7 +147,7 @@ def _load(key: str, num_masks: int) -> ValueScan | None:
             return None
         indices, colours = (dict(cached[name].reshape(-1, 2).tolist()) for name in ("indices", "colours"))
         palette = tuple(cached["palette"].tolist()) or None
-        num_scanned, *numbers = cached["numbers"].tolist()
-        return ValueScan(indices, colours, num_masks, num_scanned, *numbers, palette)
+        num_scanned, num_coloured, num_rgb, num_lossy = cached["numbers"].tolist()
+        return ValueScan(indices, colours, num_masks, num_scanned, num_coloured, num_rgb, num_lossy, palette)
     except (KeyError, ValueError, TypeError):
         return None
