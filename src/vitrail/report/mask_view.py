@@ -11,10 +11,11 @@ from vitrail.data.sources.dataset import IGNORED
 from vitrail.errors import printable
 from vitrail.plot.class_colours import class_colour, overlay
 from vitrail.plot.markup import escape
-from vitrail.report.contact_sheet import GAP, INK, PAPER
+from vitrail.report.contact_sheet import GAP, INK, PAPER, contact_sheet, stack_sheets
 
 MAX_SIDE = 512  # pixels that are drawn
 MAX_LISTED = 40  # classes of a legend
+MAX_CAPTIONED = 3  # classes of a caption
 WRONG_COLOUR, WRONG_OPACITY = (200, 30, 30), 0.8
 SWATCH, ROW_HEIGHT = 12, 18  # pixels of a drawn legend
 IGNORED_NAME = "ignored"
@@ -24,6 +25,28 @@ def mask_view(image: Image.Image, mask: Int16[ndarray, "h w"]) -> Image.Image:
     """Draw a mask over its image, at the size of a thumbnail."""
     small, (reduced,) = _reduce(image, [mask])
     return Image.fromarray(overlay(np.asarray(small), reduced))
+
+
+def masked_sheet(
+    images: Sequence[Image.Image],
+    masks: Sequence[Int16[ndarray, "h w"]],
+    captions: Sequence[str],
+    names: Sequence[str],
+    columns: int | None = None,
+) -> Image.Image:
+    """Draw images with their masks over them, and a legend of the classes that occur."""
+    sheet = contact_sheet([mask_view(*pair) for pair in zip(images, masks, strict=True)], captions, columns=columns)
+    labels = sorted({label for mask in masks for label in np.unique(mask).tolist()})
+    legend = draw_legend(names, [label for label in labels if label != IGNORED], IGNORED in labels, sheet.width)
+    return stack_sheets(sheet, legend)
+
+
+def mask_caption(names: Sequence[str], mask: Int16[ndarray, "h w"]) -> str:
+    """Return the largest classes of a mask with their fraction of the pixels."""
+    labels, counts = np.unique(mask, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")[:MAX_CAPTIONED]
+    name_of = [IGNORED_NAME if label == IGNORED else names[label] for label in labels.tolist()]
+    return ", ".join(f"{name_of[place]}: {counts[place] / mask.size:.0%}" for place in largest.tolist())
 
 
 def error_view(image: Image.Image, mask: Int16[ndarray, "h w"], predicted: Int16[ndarray, "h w"]) -> Image.Image:
