@@ -178,7 +178,10 @@ def test_a_segmentation_model_is_described_by_its_classes_of_pixels() -> None:
     whole = model_metadata(encoder, encoder.config, {
         "recipe": {**RECIPE, "task": {"kind": "segmentation", "classes": 2}}, "metrics": {"step": 5, "test": scores},
     })  # fmt: skip
-    rows = [{"name": "sky", "iou": 0.25, "interval": [0.125, 0.5]}, {"name": "tr|ee", "iou": "NaN", "interval": ["NaN", "NaN"]}]
+    rows: list[dict[str, Any]] = [
+        {"name": "sky", "iou": 0.25, "interval": [0.125, 0.5]},
+        {"name": "tr|ee", "iou": "NaN", "interval": ["NaN", "NaN"]},
+    ]
     text = model_card(whole, "me/mine", num_images={"test": 12}, class_metrics=rows)
     actual = header(text)
     assert actual["pipeline_tag"] == "image-segmentation"
