@@ -146,7 +146,7 @@ def test_the_command_says_it_as_text_json_and_page(tmp_path: Path, capsys: pytes
     assert [Path(file["location"]).name for file in found["left_out"]] == ["0.jpg"]
     assert set(found["masks"]) == {"pixels", "ignored", "uniform", "empty"}
     assert sum(by_split["train"] for by_split in found["masks"]["pixels"].values()) == 4 * HEIGHT * WIDTH
-    assert "<h2>Pixels</h2>" in page.read_text()
+    assert "<h2>Classes of pixels</h2>" in page.read_text()
     assert "<h2>Left out (1)</h2>" in page.read_text()
 
 

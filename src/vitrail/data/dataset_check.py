@@ -77,10 +77,12 @@ class DatasetReport:
         return not (self.bad or self.leaks or self.conflicts or self.data.left_out)
 
 
-def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> DatasetReport:
-    """Check every image of every split."""
+def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_exact_masks: bool = False) -> DatasetReport:
+    """Check every image of every split, and its mask if that is the target. ``trust_exact_masks``: without reading masks that
+    are made together with their images, of which nothing is known then."""
     indexes = _mark_other_bands(_index_splits(data, progress))
-    masks = _index_masks(data, progress)
+    are_exact = all(part.has_exact_masks for part in data.splits.values() if len(part))
+    masks = {} if are_exact and trust_exact_masks else _index_masks(data, progress)
     indexes = _mark_bad_masks(indexes, masks)
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
@@ -99,7 +101,7 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
             train=train,
             validation=validation,
             test=test,
-            fingerprint=_content_fingerprint(usable_splits, usable_indexes, usable_masks),
+            fingerprint=_content_fingerprint(usable_splits, usable_indexes, {} if are_exact else usable_masks),
             split_fractions=None,
         ),
         sum(map(len, data.splits.values())),
@@ -125,9 +127,9 @@ def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, I
 
 
 def _index_masks(data: DatasetSplits, progress: Progress | None) -> dict[str, MaskIndex]:
-    """Index the masks of all splits together; nothing if they are not the targets, or can have no faults."""
+    """Index the masks of all splits together; nothing if they are not the targets."""
     parts = [dataset for dataset in data.splits.values() if len(dataset)]
-    if not parts or not all(part.has_mask_targets and not part.has_exact_masks for part in parts):
+    if not parts or not all(part.has_mask_targets for part in parts):
         return {}
     index = index_masks(ConcatDataset(parts), progress)
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
@@ -171,7 +173,7 @@ def drop_unusable(
     data: DatasetSplits, progress: Progress | None = None, max_bad_fraction: float = MAX_BAD_FRACTION
 ) -> DatasetReport:
     """Check before training and drop the unusable images; raise if there are too many."""
-    report = check_dataset(data, progress)
+    report = check_dataset(data, progress, trust_exact_masks=True)
     if len(report.bad) > max_bad_images(max_bad_fraction, report.num_images):
         first = report.bad[0]
         raise VitrailError(
