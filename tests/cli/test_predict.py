@@ -192,7 +192,7 @@ def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
         (["run"], "Missing argument"),
         (["nowhere", "in"], "nowhere does not exist"),
         (["in", "in"], "no pytorch_model.bin; name a run or a model folder, and in a command the model before the data"),
-        (["run", "in", "--out", "rows.txt"], "--out must end in .csv or .jsonl, got rows.txt; try rows.csv"),
+        (["run", "in", "--out", "rows.txt"], "--out must end in .csv or .jsonl or .json, got rows.txt; try rows.csv"),
         (["run", "in", "--out", "gone/rows.csv"], "--out must be a file in a folder that exists"),
         (["run", "in", "--csv", "--jsonl"], "name one of them"),
         (["run", "in", "--csv", "--out", "rows.csv"], "name one of them"),

@@ -21,7 +21,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.evaluation.tta import TTAPredictor
-from vitrail.exporters.parity import ParityReport, labelled_scores, require_accuracy
+from vitrail.exporters.output_scores import labelled_scores
+from vitrail.exporters.parity import ParityReport, require_accuracy
 from vitrail.exporters.quantise import quantise
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
 from vitrail.inference.load import load_predictor

@@ -55,7 +55,10 @@ def export(
         int8_option(help="Activation scales: calibrated beforehand (static) or computed in each call (dynamic)."),
     ] = "static",
     max_drop: Annotated[
-        float, int8_option(metavar="POINTS", min=0, max=99, help="Largest accepted loss of accuracy, in percentage points.")
+        float,
+        int8_option(
+            metavar="POINTS", min=0, max=99, help="Largest accepted loss of accuracy or mean IoU, in percentage points."
+        ),
     ] = 0.5,
     calibration: Annotated[int, int8_option(metavar="N", min=1, help="Number of images to calibrate the scales on.")] = 128,
     json: JsonOption = False,
@@ -135,6 +138,7 @@ def _print_result(result: "ExportResult") -> None:
     for metric, expected, actual in (
         ("accuracy", parity.torch_top1, parity.file_top1),
         ("mAP", parity.torch_map, parity.file_map),
+        ("mean IoU", parity.torch_miou, parity.file_miou),
     ):
         if expected is not None and actual is not None:
             add_row(sheet, f"{metric} with torch", f"{expected:.2%}")

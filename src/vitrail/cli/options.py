@@ -11,6 +11,7 @@ from vitrail.cli.panels import data_option, model_option, output_option, run_opt
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
+    from vitrail.inference.tiles import TileSize
     from vitrail.models.speedup_config import Speedups
 
 JsonOption = Annotated[bool, output_option("--json", help="Print the result as one JSON object.")]
@@ -55,11 +56,22 @@ TargetOption = Annotated[
     list[str] | None, data_option("--target", metavar="COLUMN", help="Column of a table with a number to predict; repeatable.")
 ]
 
+IgnoreOption = Annotated[
+    list[str] | None,
+    data_option(
+        "--ignore",
+        metavar="VALUE",
+        help="Value or class in masks that counts for no class, besides 255 and void; none: no value; repeatable.",
+    ),
+]
+
 
 def column_options(message: str) -> str:
-    """Return a message about the columns of a table with the options of the command in place of those of Python."""
+    """Return a message with the options of the command in place of those of Python."""
     return re.sub(
-        r"(?<![\w.-])(labels_column|separator|target)=(?=[^\s=])", lambda match: f"--{match[1].replace('_', '-')} ", message
+        r"(?<![\w.-])(labels_column|separator|target|ignore|tile|overlap)=(?=[^\s=])",
+        lambda match: f"--{match[1].replace('_', '-')} ",
+        message,
     )
 
 
@@ -84,6 +96,24 @@ DropPatchesOption = Annotated[
 ImageSizeOption = Annotated[
     str | None, model_option("--image-size", metavar="S|HxW", help="Resize images to another input size, such as 160.")
 ]
+
+TileOption = Annotated[
+    str,
+    model_option(
+        "--tile",
+        metavar="auto|H[xW]|none",
+        help="Predict masks of larger images in tiles of so many pixels of the image; auto: the size of the training images, "
+        "for images at least twice as large.",
+    ),
+]
+OverlapOption = Annotated[
+    float, model_option("--overlap", metavar="FRACTION", help="Fraction of a tile that its neighbour shows as well.")
+]
+
+
+def parse_tile(text: str) -> "TileSize":
+    """Parse ``auto``, ``none``, ``512`` or ``512x640``, which is height and width."""
+    return text if text == "auto" or text == "none" else parse_size(text, "--tile")
 
 
 def parse_size(text: str, option: str) -> tuple[int, int]:

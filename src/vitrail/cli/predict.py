@@ -1,11 +1,8 @@
 """``vitrail predict``: one row per image, such as labels and probabilities, as soon as it is computed."""
 
-import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +12,7 @@ from rich.text import Text
 
 from vitrail.cli.console import make_console, print_json, progress_bars
 from vitrail.cli.input_paths import ProgressCallback, expand_paths
+from vitrail.cli.mask_output import COCO_SUFFIX, check_mask_output, write_coco_file, write_mask_folder
 from vitrail.cli.options import (
     BatchOption,
     CompileOption,
@@ -22,8 +20,11 @@ from vitrail.cli.options import (
     ImageSizeOption,
     JsonOption,
     MergeTokensOption,
+    OverlapOption,
     PredictorArgument,
+    TileOption,
     check_output_file,
+    parse_tile,
     select_speedups,
     warn_about_compiling,
 )
@@ -36,14 +37,13 @@ from vitrail.cli.part_files import (
     open_part_files,
     writes_part_files,
 )
+from vitrail.cli.predict_job import DEFAULT_OVERLAP, PredictJob, format_counts
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.cli.writers import PREDICTION_SUFFIXES, WritePrediction, open_prediction_writer, prediction_writer
 from vitrail.errors import VitrailError, printable
 from vitrail.system import is_distributed
 
 if TYPE_CHECKING:
-    from vitrail.inference.part_files import PartFiles
-    from vitrail.inference.predictor import Predictor
     from vitrail.tasks.task import Prediction
 
 MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has space for
@@ -63,23 +63,30 @@ def predict(
     jsonl: Annotated[bool, output_option("--jsonl", help="Print the predictions as JSON lines.")] = False,
     out: Annotated[
         Path | None,
-        output_option(metavar="FILE|DIR", help="Write the predictions to a .csv or .jsonl file, or as part files to a folder."),
+        output_option(
+            metavar="FILE|DIR",
+            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder; masks as PNG files to a "
+            "folder, or to a .json file as COCO has them.",
+        ),
     ] = None,
+    overlay: Annotated[bool, output_option("--overlay", help="Write each mask over its image, too, into the folder.")] = False,
     rows_per_file: RowsPerFileOption = None,
     batch: BatchOption = 32,
     compile: CompileOption = False,
     merge_tokens: MergeTokensOption = None,
     drop_patches: DropPatchesOption = 0.0,
     image: ImageSizeOption = None,
+    tile: TileOption = "none",
+    overlap: OverlapOption = DEFAULT_OVERLAP,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict images: labels and probabilities, or what else a model predicts, as a table, CSV or JSON.
+    """Predict images: labels and probabilities, masks, or what else a model predicts, as a table, CSV, JSON or images.
 
     The exit code is 1 if one cannot be read.
     """
-    folder = writes_part_files(out, PREDICTION_SUFFIXES, "--out", rows_per_file)
+    folder = writes_part_files(out, (*PREDICTION_SUFFIXES, COCO_SUFFIX), "--out", rows_per_file)
     kind = _output_format(model, csv, jsonl, out, json, folder)
     if "-" in files and is_distributed():
         raise VitrailError("several processes cannot share stdin; name folders or patterns instead of -")
@@ -90,65 +97,57 @@ def predict(
         raise VitrailError(f"there is no image in {locations}; name files, or folders of images")
 
     from vitrail.inference.load import load_predictor
-    from vitrail.inference.predict import iter_predictions
     from vitrail.inference.predictor import require_outputs
     from vitrail.system import select_device
 
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
     predictor = require_outputs(load_predictor(model, speedups=speedups, device=device))
+    options = {"merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
+    job = PredictJob(model, predictor, names, top, batch, workers, parse_tile(tile), overlap, options, json)
+    has_masks = check_mask_output(predictor, out, folder, overlay, rows_per_file)
     warn_about_compiling(speedups)
     if out is not None and folder:
-        options = {"command": "predict", "top": top, "merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
-        parts = _open_parts(predictor, names, out, rows_per_file, options)
-        _write_parts(model, predictor, names, parts, top, batch, workers, json)
-        return
-    predictions = iter_predictions(predictor, names, top, batch, workers)
-    bad, task = 0, predictor.task
-    collected: list[Prediction] = []
+        _write_parts(job, out, rows_per_file) if not has_masks else write_mask_folder(job, out, overlay)
+    elif out is not None and kind == COCO_SUFFIX:
+        write_coco_file(job, out)
+    else:
+        _write_rows(job, kind, out)
+
+
+def _write_rows(job: PredictJob, kind: str | None, out: Path | None) -> None:
+    """Write or print a row for each image."""
+    bad, task, json = 0, job.predictor.task, job.json
+    collected: list[dict[str, Any]] = []
+    predictions = job.predictions(job.names)  # checks the options before anything is printed
     sink: AbstractContextManager[WritePrediction]
     if kind is not None:
-        sink = open_prediction_writer(kind, task.columns(top), out)
+        sink = open_prediction_writer(kind, task.columns(job.top), out)
     else:
-        sink = nullcontext(collected.append if json else _table_writer(names, task.table_columns()))
+        sink = nullcontext(
+            (lambda row: collected.append(row.plain())) if json else _table_writer(job.names, task.table_columns())
+        )
     with closing(predictions), sink as write, _progress_or_silent(kind, out, json) as on_progress:
         for done, row in enumerate(predictions, 1):
             write(row)
             bad += row.error is not None
-            on_progress("predicting", done, len(names))
-    _print_summary(model, len(names), bad, out, collected, json)
+            on_progress("predicting", done, len(job.names))
+    _print_summary(job.model, len(job.names), bad, out, collected, json)
     if bad:
         raise typer.Exit(1)
 
 
-def _open_parts(
-    predictor: "Predictor", names: list[str], out: Path, rows_per_file: int | None, options: dict[str, Any]
-) -> "PartFiles":
-    """Open a folder of part files for the predictions of this model on these files."""
-    data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in names)).hexdigest()
-    return open_part_files(out, ".jsonl", len(names), rows_per_file, {**options, "weights": predictor.hash(), "data": data})
-
-
-def _write_parts(
-    model: str,
-    predictor: "Predictor",
-    names: list[str],
-    parts: "PartFiles",
-    top: int,
-    batch: int,
-    workers: int | None,
-    json: bool,
-) -> None:
-    from vitrail.inference.predict import iter_predictions
-
-    num_written = 0
+def _write_parts(job: PredictJob, out: Path, rows_per_file: int | None) -> None:
+    """Write the predictions of this model on these files to a folder of part files."""
+    model, json, num_written = job.model, job.json, 0
+    parts = open_part_files(out, ".jsonl", len(job.names), rows_per_file, {**job.request(), "top": job.top})
     with main_rank_progress() as on_progress:
         progress = PartProgress(parts, "predicting", on_progress)
         for part in parts.pending():
-            files = [names[number] for number in parts.image_indices(part)]
+            files = [job.names[number] for number in parts.image_indices(part)]
             with (
                 parts.write_part(part) as draft,
                 open(draft.path, "wb") as file,
-                closing(iter_predictions(predictor, files, top, batch, workers)) as predictions,
+                closing(job.predictions(files)) as predictions,
             ):
                 write = prediction_writer(".jsonl", (), file)
                 for row in predictions:
@@ -170,7 +169,7 @@ def _write_parts(
         print_json(summary)
     else:
         typer.echo(
-            f"{_format_counts(done.num_images, done.num_bad)}, in {parts.num_parts:,} "
+            f"{format_counts(done.num_images, done.num_bad)}, in {parts.num_parts:,} "
             f"{'part' if parts.num_parts == 1 else 'parts'}: {parts.folder}"
         )
     if done.num_bad and parts.world_size == 1:  # torchrun would take it for a failure and end the other ranks
@@ -185,7 +184,7 @@ def _output_format(model: str, csv: bool, jsonl: bool, out: Path | None, json: b
         return ".csv" if csv else ".jsonl" if jsonl else None
     if folder:
         return ".jsonl"
-    check_output_file(out, "--out", model, PREDICTION_SUFFIXES)
+    check_output_file(out, "--out", model, (*PREDICTION_SUFFIXES, COCO_SUFFIX))
     return out.suffix.lower()
 
 
@@ -229,15 +228,11 @@ def _pad(text: str, width: int) -> str:
 
 
 def _print_summary(
-    model: str, num_images: int, bad: int, out: Path | None, predictions: "list[Prediction]", json: bool
+    model: str, num_images: int, bad: int, out: Path | None, predictions: list[dict[str, Any]], json: bool
 ) -> None:
     if json:
-        rows = {} if out is not None else {"predictions": [asdict(row) for row in predictions]}
+        rows = {} if out is not None else {"predictions": predictions}
         print_json({"model": model, "images": num_images, "errors": bad, "out": None if out is None else str(out), **rows})
     elif bad or out is not None:
-        counts = _format_counts(num_images, bad)
+        counts = format_counts(num_images, bad)
         typer.echo(counts if out is None else f"{counts}: {out}", err=out is None)
-
-
-def _format_counts(num_images: int, bad: int) -> str:
-    return f"{num_images:,} {'image' if num_images == 1 else 'images'}, {bad:,} with an error"

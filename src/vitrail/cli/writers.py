@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -38,7 +37,7 @@ def prediction_writer(kind: str, columns: Sequence[str], file: BinaryIO) -> Writ
         file.flush()
 
     if kind == ".jsonl":
-        return lambda row: write(encode_text(json.dumps(asdict(row), allow_nan=False) + "\n"))
+        return lambda row: write(encode_text(json.dumps(row.plain(), allow_nan=False) + "\n"))
     write(csv_line(["file", *columns, "error"]))
     return lambda row: write(csv_line([row.file, *(row.cells().get(column) for column in columns), row.error]))
 

@@ -5,9 +5,7 @@ b images in a global batch, n of them on this rank.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -30,6 +28,7 @@ from vitrail.data.batch_transforms import (
     TrainTransform,
     TransformedBatch,
 )
+from vitrail.data.prefetch import prefetch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.samplers import Sampler, SequentialSampler, build_shuffled_sampler
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, max_bad_images
@@ -97,10 +96,7 @@ class Loader:
     def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:
         """Iterate over the batches from ``start`` to ``stop`` or the end, prefetched by ``workers`` threads; 0: no threads."""
         ends = [end for end in (stop, self.sampler.steps) if end is not None]
-        workers = min(available_cores(), 8) if workers is None else workers
-        if workers < 0:
-            raise VitrailError(f"workers must not be below 0, got {workers}; try workers=2")
-        return _prefetch(self, start, min(ends) if ends else None, workers)
+        return prefetch(self.batch, start, min(ends) if ends else None, num_workers(workers))
 
     def _load(self, epochs: ndarray, indices: ndarray) -> TransformedBatch:
         transformed = self.transform(self.dataset, epochs, indices)
@@ -170,27 +166,11 @@ def _select_rows(images: Tensor, rows: ndarray) -> Tensor:
     return images[rows]
 
 
-def _prefetch(loader: Loader, start: int, stop: int | None, workers: int) -> Iterator[Batch]:
-    if workers == 0:
-        step = start
-        while stop is None or step < stop:
-            yield loader.batch(step)
-            step += 1
-        return
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "vitrail-loader", initializer=torch.set_num_threads, initargs=(1,))
-    pending: deque[Future[Batch]] = deque()
-    try:
-        step = start
-        while pending or stop is None or step < stop:
-            while len(pending) <= workers and (stop is None or step < stop):
-                pending.append(pool.submit(loader.batch, step))
-                step += 1
-            yield pending.popleft().result()
-            torch.set_num_threads(threads)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(threads)  # what workers set would hold for threads started later
+def num_workers(requested: int | None) -> int:
+    """Return the number of threads that load images; None: one per core, at most eight."""
+    if requested is not None and requested < 0:
+        raise VitrailError(f"workers must not be below 0, got {requested}; try workers=2")
+    return min(available_cores(), 8) if requested is None else requested
 
 
 def build_train_loader(
@@ -248,8 +228,13 @@ def build_pixel_loader(
     return Loader(dataset, transform, sampler, max_bad_fraction=max_bad_fraction)
 
 
-def _check_arguments(dataset: Dataset, batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> int:
     if batch_size < 1:
         raise VitrailError(f"batch_size must be at least 1, got {batch_size}; try batch_size=64")
+    return batch_size
+
+
+def _check_arguments(dataset: Dataset, batch_size: int) -> None:
+    check_batch_size(batch_size)
     if len(dataset) == 0:
         raise VitrailError("the dataset has no images; name one that has some")

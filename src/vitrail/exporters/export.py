@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from vitrail.config import parse_value
 from vitrail.data.sources.dataset import Progress
@@ -24,7 +25,6 @@ from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.io import atomic_path
-from vitrail.models.build import Model, get_encoder
 from vitrail.models.speedup_config import Speedups
 from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
@@ -85,8 +85,6 @@ def export(
     if to == "int8" and dynamic:
         raise VitrailError("an int8 file has one fixed image size; leave --dynamic out, or use --to onnx")
     model = to_cpu_float32(load_to_export(model) if isinstance(model, str | Path) else model)
-    if to == "int8" and get_encoder(model) is not model:
-        raise VitrailError("int8 is for models without a decoder; try --to onnx")
     samples = load_sample_images(model, data, images, progress, "evaluate" if to == "int8" else None)
     if to == "int8":
         calibration_samples = load_sample_images(model, data, calibration, progress, "calibrate")
@@ -105,7 +103,7 @@ def export(
 
 
 def _export_int8(
-    model: Model,
+    model: nn.Module,
     out: Path,
     samples: SampleImages,
     calibration: SampleImages,
@@ -127,7 +125,7 @@ def _export_int8(
 
 
 def write_and_verify(
-    model: Model,
+    model: nn.Module,
     out: Path,
     to: str,
     write: Callable[[Path], None],
@@ -166,7 +164,7 @@ def check_output(out: Path, to: str) -> Path:
     return out
 
 
-def load_to_export(source: str | Path, speedups: Speedups | None = None) -> Model:
+def load_to_export(source: str | Path, speedups: Speedups | None = None) -> Any:
     """Load the model to export, with these speedups."""
     if Path(source).suffix.lower() in EXPORTED_SUFFIXES and Path(source).is_file():
         raise VitrailError(f"{source} is already exported; name the run it was exported from")

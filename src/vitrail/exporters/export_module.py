@@ -7,6 +7,7 @@ b images, c channels, n positions of the new grid, o of the old one, d width.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -18,7 +19,7 @@ from vitrail.errors import VitrailError
 from vitrail.exporters.dynamic_stem import with_dynamic_padding
 from vitrail.inference.predictor import require_preprocess
 from vitrail.layers.position import Grid, PatchIndices, PositionEmbedding, PositionResize
-from vitrail.models.build import Model, build_on_meta, get_encoder
+from vitrail.models.build import Model, build_on_meta, get_encoder, with_encoder
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet_stem import ResNetStem
 from vitrail.models.vit import ViT
@@ -50,9 +51,9 @@ class ExportModule(nn.Module):
         return self.task.export_outputs(outputs) if self.has_outputs else {"features": outputs}
 
 
-def with_dynamic_positions(model: Model) -> Model:
+def with_dynamic_positions(model: nn.Module) -> Any:
     """Return a model of the same weights for any image size that the patches divide, traceable by ``torch.export``."""
-    config = model.config
+    encoder, config = get_encoder(model), get_encoder(model).config
     if not isinstance(config, ViTConfig):
         return model
     if config.position == "relative":
@@ -64,32 +65,36 @@ def with_dynamic_positions(model: Model) -> Model:
             "relative_bias.kind='table' is resized to each grid by a rule that is no part of a graph, so the image size cannot "
             "be dynamic; leave --dynamic out"
         )
-    if type(model) is not ViT:
-        raise VitrailError("a model with speedups or a decoder has one fixed image size; leave --dynamic out, or the speedups")
-    flexible_model = to_flexible(model)
-    assert isinstance(flexible_model, ViT)
-    flexible_model.positions = nn.ModuleList(
+    if type(encoder) is not ViT:
+        raise VitrailError("a model with speedups has one fixed image size; leave --dynamic out, or the speedups")
+    flexible_encoder = _to_flexible(encoder)
+    assert isinstance(flexible_encoder, ViT)
+    flexible_encoder.positions = nn.ModuleList(
         _DynamicPositionEmbedding(embedding)
-        for embedding in flexible_model.positions
+        for embedding in flexible_encoder.positions
         if isinstance(embedding, PositionEmbedding)
     )
-    if isinstance(flexible_model.stem, ResNetStem):
-        flexible_model.add_module("stem", with_dynamic_padding(flexible_model.stem))
-    return flexible_model
+    if isinstance(flexible_encoder.stem, ResNetStem):
+        flexible_encoder.add_module("stem", with_dynamic_padding(flexible_encoder.stem))
+    return with_encoder(model, flexible_encoder)
 
 
-def to_flexible(model: Model) -> Model:
+def to_flexible(model: nn.Module) -> Any:
     """Return a model of the same weights for any image size that the patches divide."""
-    if not isinstance(model.config, ViTConfig):
-        return model
-    flexible_model = build_on_meta(replace(model.config, flexible=True))
-    flexible_model.load_state_dict(model.state_dict(), assign=True)
-    flexible_model.preprocess, flexible_model.class_names, flexible_model.metadata = (
-        model.preprocess,
-        model.class_names,
-        model.metadata,
+    return with_encoder(model, _to_flexible(get_encoder(model)))
+
+
+def _to_flexible(encoder: Model) -> Model:
+    if not isinstance(encoder.config, ViTConfig):
+        return encoder
+    flexible_encoder = build_on_meta(replace(encoder.config, flexible=True))
+    flexible_encoder.load_state_dict(encoder.state_dict(), assign=True)
+    flexible_encoder.preprocess, flexible_encoder.class_names, flexible_encoder.metadata = (
+        encoder.preprocess,
+        encoder.class_names,
+        encoder.metadata,
     )
-    return flexible_model.eval()
+    return flexible_encoder.eval()
 
 
 class _DynamicPositionEmbedding(nn.Module):

@@ -20,25 +20,25 @@ from vitrail.exporters.torch_export import trace_program
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
 from vitrail.inference.program_predictor import suppress_warnings
-from vitrail.models.build import Model, get_encoder
+from vitrail.models.build import get_encoder
 
 MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the graph
 
 
-def write_onnx(model: Model, path: Path, dynamic: bool = False, **options: Any) -> None:
+def write_onnx(model: nn.Module, path: Path, dynamic: bool = False, **options: Any) -> None:
     """Write an ONNX file; ``dynamic`` leaves height and width open, ``options`` are recorded in the file's metadata."""
     import_onnxruntime()  # fails early if it is not installed
     save_onnx(to_onnx(model, dynamic), model, path, to="onnx", dynamic=dynamic, **options)
 
 
-def save_onnx(proto: Any, model: Model, path: Path, **options: Any) -> None:
+def save_onnx(proto: Any, model: nn.Module, path: Path, **options: Any) -> None:
     """Write a graph with the model's metadata."""
     entry = proto.metadata_props.add()
     entry.key, entry.value = EXPORT_METADATA_KEY, dump_metadata(model, **options)
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
-def check_model_size(model: Model) -> None:
+def check_model_size(model: nn.Module) -> None:
     weight_bytes = sum(weight.numel() * 4 for weight in model.parameters())
     if weight_bytes > MAX_WEIGHT_BYTES:
         raise VitrailError(
@@ -46,7 +46,7 @@ def check_model_size(model: Model) -> None:
         )
 
 
-def to_onnx(model: Model, dynamic: bool = False) -> Any:
+def to_onnx(model: nn.Module, dynamic: bool = False) -> Any:
     """Convert the model to an ONNX graph; each node's name begins with its layer's."""
     check_model_size(model)
     _check_installed()

@@ -11,6 +11,7 @@ per layer, so graphs are built here, in memory: onnxruntime's quantiser infers s
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +20,18 @@ import torch
 from einops import rearrange
 from jaxtyping import Float32, Int8, Num
 from numpy import ndarray
+from torch import nn
 
 from vitrail.data.sources.dataset import Progress
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import save_onnx, to_onnx
-from vitrail.exporters.parity import compute_agreement, labelled_scores
+from vitrail.exporters.output_scores import MAX_BATCH_NUMEL, batch_size, output_scorer
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.exporters.smoothquant import smooth_activations
 from vitrail.inference.onnx_predictor import INPUT_NAME, create_inference_session
 from vitrail.inference.predictor import require_preprocess
-from vitrail.models.build import Model
+from vitrail.models.build import get_encoder
 from vitrail.tasks.registry import model_task
 
 Activations = Literal["static", "dynamic"]
@@ -50,7 +52,7 @@ class QuantisationReport:
 
 
 def quantise(
-    model: Model,
+    model: nn.Module,
     path: Path,
     calibration: Num[ndarray, "n height width c"],
     samples: SampleImages,
@@ -63,22 +65,21 @@ def quantise(
     graph = build_quantised_graph(model, calibration, activations)
     if not graph.layers:
         raise VitrailError("the model has no linear layers that could be quantised to int8; try --to onnx")
-    expected, report_progress = graph.outputs(samples.images, ()), progress or (lambda description, done, total: None)
-    sensitivity = {}
-    for number, layer in enumerate(graph.layers, 1):
-        sensitivity[layer] = _relative_error(
-            graph.outputs(samples.images[:SENSITIVITY_IMAGES], (layer,)), expected[:SENSITIVITY_IMAGES]
-        )
-        report_progress("measuring the sensitivity of each layer", number, len(graph.layers))
+    report_progress = progress or (lambda description, done, total: None)
+    sensitivity = _layer_sensitivity(graph, samples.images, report_progress)
     worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
-    task = model_task(model)
+    encoder = get_encoder(model)
+    scorer = output_scorer(model_task(encoder), samples, encoder is not model or encoder.config.classes > 0)
+
+    def reduced_outputs(int8_layers: tuple[str, ...]) -> Any:
+        return scorer.join(scorer.reduce(outputs, start) for start, outputs in graph.iter_outputs(samples.images, int8_layers))
+
+    expected = reduced_outputs(())
     for num_float in range(len(worst_first) + 1):
         int8_layers = tuple(worst_first[num_float:])
-        outputs = graph.outputs(samples.images, int8_layers)
-        if (scores := labelled_scores(task, outputs, expected, samples)) is not None:
-            drop = scores[1] - scores[0]
-        else:
-            drop = 1 - compute_agreement(task, outputs, expected, model.config.classes > 0)
+        outputs = reduced_outputs(int8_layers)
+        scores = scorer.scores(outputs, expected)
+        drop = 1 - scorer.agreement(outputs, expected) if scores is None else scores[1] - scores[0]
         report_progress(f"{num_float} layers in float lose {100 * drop:.1f} points", num_float, None)
         if drop <= max_drop:
             break
@@ -94,17 +95,29 @@ def quantise(
     return QuantisationReport(activations, len(graph.layers), sensitivity, tuple(worst_first[:num_float]), drop)
 
 
+def _layer_sensitivity(
+    graph: "QuantisedGraph", images: Num[ndarray, "n height width c"], report_progress: Progress
+) -> dict[str, float]:
+    """Return the squared error of the outputs of a few images with each layer alone in int8, relative to their variance."""
+    images = images[: max(min(SENSITIVITY_IMAGES, MAX_BATCH_NUMEL // graph.output_numel), 2)]
+    expected, sensitivity = graph.outputs(images, ()), {}
+    for number, layer in enumerate(graph.layers, 1):
+        sensitivity[layer] = _relative_error(graph.outputs(images, (layer,)), expected)
+        report_progress("measuring the sensitivity of each layer", number, len(graph.layers))
+    return sensitivity
+
+
 def build_quantised_graph(
-    model: Model, calibration: Num[ndarray, "n height width c"], activations: Activations
+    model: nn.Module, calibration: Num[ndarray, "n height width c"], activations: Activations
 ) -> "QuantisedGraph":
     """Build the graph of the smoothed model, of which any layers can be quantised."""
     return QuantisedGraph(to_onnx(smooth_model(model, calibration)), calibration, activations)
 
 
-def smooth_model(model: Model, calibration: Num[ndarray, "n height width c"]) -> Model:
+def smooth_model(model: nn.Module, calibration: Num[ndarray, "n height width c"]) -> Any:
     """Return a copy with the same outputs that is easier to quantise (SmoothQuant)."""
     images = normalise(
-        rearrange(torch.tensor(calibration), "n h w c -> n c h w").float().contiguous(), require_preprocess(model)
+        rearrange(torch.tensor(calibration), "n h w c -> n c h w").float().contiguous(), require_preprocess(get_encoder(model))
     )
     return smooth_activations(model, images)
 
@@ -115,7 +128,10 @@ class QuantisedGraph:
     def __init__(self, proto: Any, calibration: Num[ndarray, "n height width c"], activations: Activations) -> None:
         self.proto, self.activations = proto, activations
         self.weights = {item.name: item for item in proto.graph.initializer}
-        self.layers = {node.name.split("/")[0]: node.input[0] for node in proto.graph.node if self._is_linear(node)}
+        linear = [node for node in proto.graph.node if self._is_linear(node)]
+        self.layers = tuple(dict.fromkeys(node.name.split("/")[0] for node in linear))
+        self._inputs = sorted({node.input[0] for node in linear})
+        self.output_numel = prod(side.dim_value for side in proto.graph.output[0].type.tensor_type.shape.dim[1:])  # of an image
         self.ranges = self._calibrate(calibration) if self.layers and activations == "static" else {}
 
     def _is_linear(self, node: Any) -> bool:
@@ -126,7 +142,7 @@ class QuantisedGraph:
         """Return the minimum and maximum of each layer's input over all images; the range includes 0."""
         from onnx import helper
 
-        observed, names = _copy_proto(self.proto), sorted(set(self.layers.values()))
+        observed, names = _copy_proto(self.proto), self._inputs
         observed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
         session, ranges = create_inference_session(observed.SerializeToString()), dict.fromkeys(names, (0.0, 0.0))
         for batch in _iter_batches(images):
@@ -137,10 +153,18 @@ class QuantisedGraph:
 
     def outputs(self, images: Num[ndarray, "n height width c"], int8_layers: tuple[str, ...]) -> Float32[ndarray, "n ..."]:
         """Return the outputs with these layers in int8."""
+        return np.concatenate([outputs for _, outputs in self.iter_outputs(images, int8_layers)])
+
+    def iter_outputs(
+        self, images: Num[ndarray, "n height width c"], int8_layers: tuple[str, ...]
+    ) -> Iterator[tuple[int, Float32[ndarray, "b ..."]]]:
+        """Yield the outputs of a batch with these layers in int8, and the index of its first image."""
         session = create_inference_session(self.build(int8_layers).SerializeToString())
-        return np.concatenate(
-            [session.run(None, {INPUT_NAME: batch})[0] for batch in _iter_batches(images, self.activations == "dynamic")]
-        )
+        output = self.proto.graph.output[0].name
+        start = 0
+        for batch in _iter_batches(images, 1 if self.activations == "dynamic" else batch_size(self.output_numel)):
+            yield start, session.run([output], {INPUT_NAME: batch})[0]
+            start += len(batch)
 
     def build(self, int8_layers: tuple[str, ...]) -> Any:
         from onnx import numpy_helper
@@ -217,10 +241,9 @@ def _relative_error(outputs: Float32[ndarray, "n ..."], expected: Float32[ndarra
     return float(np.square(outputs - expected).mean() / max(float(expected.var()), 1e-12))
 
 
-def _iter_batches(images: Num[ndarray, "n height width c"], one_by_one: bool = False) -> Iterator[ndarray]:
-    batch = 1 if one_by_one else BATCH_SIZE
-    for start in range(0, len(images), batch):
-        yield np.ascontiguousarray(images[start : start + batch])
+def _iter_batches(images: Num[ndarray, "n height width c"], size: int = BATCH_SIZE) -> Iterator[ndarray]:
+    for start in range(0, len(images), size):
+        yield np.ascontiguousarray(images[start : start + size])
 
 
 def _copy_proto(proto: Any) -> Any:

@@ -1,18 +1,20 @@
 """Images to verify or calibrate an exported file on: the caller's, else the model's own dataset, else synthetic ones.
 
-n images, c channels, k classes.
+n images, c channels, k classes; an image h high and w wide.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int, Num, UInt8
+from jaxtyping import Int, Int16, Num, UInt8
 from numpy import ndarray
+from torch import nn
 
+from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, Subset
+from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, Progress, Subset
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.transforms import to_pixels
@@ -20,8 +22,8 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.inference.predictor import TorchPredictor, require_preprocess
-from vitrail.models.build import Model
-from vitrail.models.cost import cost
+from vitrail.models.build import get_encoder
+from vitrail.tasks.registry import model_task
 
 MAX_IMAGES, MIN_IMAGES = 250, 16
 MAX_MACS = 2e12  # of a comparison with the default number of images: about a minute
@@ -38,10 +40,11 @@ class SampleImages:
     description: str  # their origin
     is_real: bool = True
     label_sets: UInt8[ndarray, "n k"] | None = None  # ones and zeros, if images may have several labels and theirs are known
+    masks: Callable[[int], Int16[ndarray, "h w"]] | None = None  # the mask of an image at its own size, if they are known
 
 
 def load_sample_images(
-    model: Model,
+    model: nn.Module,
     data: str | None = None,
     count: int | None = None,
     progress: Progress | None = None,
@@ -52,8 +55,10 @@ def load_sample_images(
     """
     if count is not None and count < 1:
         raise VitrailError(f"the number of images must be at least 1, got {count}; try 64")
-    num_images = count or int(min(max(MAX_MACS / cost(model.config).macs, MIN_IMAGES), MAX_IMAGES))
-    dataset = str(model.metadata.get("dataset", {}).get("name", "")) if data is None else data
+    encoder = get_encoder(model)
+    macs = model_task(encoder).config.cost(encoder.config).macs
+    num_images = count or int(min(max(MAX_MACS / macs, MIN_IMAGES), MAX_IMAGES))
+    dataset = str(encoder.metadata.get("dataset", {}).get("name", "")) if data is None else data
     try:
         if dataset:
             return _from_dataset(model, dataset, num_images, progress, role)
@@ -65,11 +70,12 @@ def load_sample_images(
     return _synthesise(model, count or NUM_SYNTHETIC, reason)
 
 
-def _from_dataset(model: Model, name: str, count: int, progress: Progress | None, role: Role | None) -> SampleImages:
+def _from_dataset(model: nn.Module, name: str, count: int, progress: Progress | None, role: Role | None) -> SampleImages:
     try:
         predictor = TorchPredictor(model)
         labelled = predictor.task.config.labelled
-        splits = open_like_training(name, predictor, progress, labelled)
+        columns = Columns(masks=True) if predictor.task.config.has_masks else None
+        splits = open_like_training(name, predictor, progress, labelled, columns)
         split, source = _select_split(splits, role, labelled)
         matched = _match_targets(model, splits, source)
     except VitrailError as error:  # a comparison needs no labels
@@ -90,7 +96,16 @@ def _from_dataset(model: Model, name: str, count: int, progress: Progress | None
         raise VitrailError(f"no image of {name} can be read; `vitrail data check {name}` gives the reasons")
     labels = np.full(len(images), -1) if matched is None else matched.labels[read_indices]
     label_sets = None if matched is None or matched.label_sets is None else matched.label_sets.rows(np.array(read_indices))
-    return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets)
+    masks = None if matched is None else _mask_reader(matched, predictor.class_names, read_indices)
+    return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets, masks=masks)
+
+
+def _mask_reader(source: Dataset, names: tuple[str, ...], indices: list[int]) -> Callable[[int], ndarray] | None:
+    """Return a function from the number of an image to its mask; None unless the masks have the classes of the model."""
+    if not source.has_mask_targets or not set(source.mask_names) <= set(names):
+        return None
+    numbers = np.array([*map(names.index, source.mask_names), IGNORED], np.int16)  # the last is that of index -1
+    return lambda index: numbers[source.mask(indices[index])]
 
 
 def _select_split(splits: DatasetSplits, role: Role | None, labelled: bool) -> tuple[str, Dataset]:
@@ -110,18 +125,22 @@ def _reserve_calibration(split: str, source: Dataset, role: Role | None) -> tupl
     return fraction if split == "all" else f"{fraction} of {split}", Subset(source, np.flatnonzero(selected))
 
 
-def _match_targets(model: Model, splits: DatasetSplits, source: Dataset) -> Dataset | None:
-    """Return the dataset with the labels of the model; None if it has other classes, or no labels."""
+def _match_targets(model: nn.Module, splits: DatasetSplits, source: Dataset) -> Dataset | None:
+    """Return the dataset with the labels of the model, or its masks; None if it has other classes, or neither."""
     predictor = TorchPredictor(model)
+    if predictor.task.config.has_masks:
+        return source
     try:
-        return match_targets(source, predictor, splits.name) if predictor.task.has_classes and model.config.classes else None
+        return (
+            match_targets(source, predictor, splits.name) if predictor.task.has_classes and predictor.config.classes else None
+        )
     except VitrailError:
         return None
 
 
-def _iter_images(model: Model, source: Dataset, indices: ndarray) -> Iterator[tuple[int, ndarray]]:
+def _iter_images(model: nn.Module, source: Dataset, indices: ndarray) -> Iterator[tuple[int, ndarray]]:
     """Yield index and preprocessed image, skipping those that cannot be read."""
-    preprocess = require_preprocess(model)
+    preprocess = require_preprocess(get_encoder(model))
     for index in indices.tolist():
         try:
             yield index, to_pixels(source.read(index), preprocess)
@@ -129,9 +148,9 @@ def _iter_images(model: Model, source: Dataset, indices: ndarray) -> Iterator[tu
             continue
 
 
-def _synthesise(model: Model, count: int, reason: str) -> SampleImages:
+def _synthesise(model: nn.Module, count: int, reason: str) -> SampleImages:
     """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not; of bands, noise only."""
-    preprocess, num_noise = require_preprocess(model), count // 4
+    preprocess, num_noise = require_preprocess(get_encoder(model)), count // 4
     if preprocess.raw:
         noise = np.random.default_rng(0).normal(
             preprocess.mean, preprocess.std, (count, *preprocess.image_size, preprocess.channels)

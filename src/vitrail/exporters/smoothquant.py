@@ -11,28 +11,30 @@ b images, c channels, d width.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.layers.block import Block
-from vitrail.models.build import Model
+from vitrail.models.build import get_encoder
 from vitrail.models.vit import ViT
 
 MIN_MAGNITUDE = 1e-5
 
 
 @torch.no_grad()
-def smooth_activations(model: Model, images: Float[Tensor, "b c height width"]) -> Model:
-    """Return a smoothed copy with the same outputs; a model that is not a Vision Transformer is returned unchanged."""
-    if not isinstance(model, ViT):
-        return model
+def smooth_activations(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Any:
+    """Return a copy with a smoothed encoder and the same outputs; without a Vision Transformer, the model is unchanged."""
     smoothed = deepcopy(model)
+    encoder = get_encoder(smoothed)
+    if not isinstance(encoder, ViT):
+        return model
     with _record_channel_max(smoothed) as channel_max:
         for batch in images.split(8):
             smoothed(batch)
-    for block in smoothed.blocks:
+    for block in encoder.blocks:
         assert isinstance(block, Block)
         if isinstance(block.attention.norm, nn.Identity):
             _fold_into_values(block, channel_max)

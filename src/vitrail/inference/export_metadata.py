@@ -60,9 +60,17 @@ def parse_export_metadata(text: str, source: str) -> ExportMetadata:
     preprocess, class_names, training = parse_metadata(metadata)
     if preprocess is None:
         raise VitrailError(f"{source} does not record its preprocessing; export the model again")
-    if class_names is not None and len(class_names) != config.classes:
-        raise VitrailError(
-            f"{source} must name all {config.classes} classes, got {len(class_names)} names; export the model again"
-        )
-    export = metadata.get("export")
-    return ExportMetadata(config, preprocess, class_names, training, export if isinstance(export, dict) else {})
+    recorded = metadata.get("export")
+    export: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
+    classes = _decoder_classes(training) if export.get("decoder") and not config.classes else config.classes
+    if class_names is not None and classes is not None and len(class_names) != classes:
+        raise VitrailError(f"{source} must name all {classes} classes, got {len(class_names)} names; export the model again")
+    return ExportMetadata(config, preprocess, class_names, training, export)
+
+
+def _decoder_classes(training: dict[str, Any]) -> int | None:
+    """Return the number of classes of a task that adds their outputs to the encoder; None if it has none."""
+    recipe = training.get("recipe")
+    task = recipe.get("task") if isinstance(recipe, dict) else None
+    classes = task.get("classes") if isinstance(task, dict) else None
+    return classes if isinstance(classes, int) else None

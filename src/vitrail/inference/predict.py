@@ -11,13 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.data.loader import Loader, build_pixel_loader
+from vitrail.data.loader import Loader, build_pixel_loader, check_batch_size
 from vitrail.data.sources.dataset import Dataset
 from vitrail.errors import VitrailError
+from vitrail.inference.dense import iter_dense_predictions
 from vitrail.inference.inputs import as_images
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.inference.run import iter_outputs
+from vitrail.inference.tiles import DEFAULT_OVERLAP, TileSize, choose_tiling
 from vitrail.tasks.task import Prediction, Task
 
 DEFAULT_TOP_K, DEFAULT_BATCH_SIZE = 5, 32
@@ -29,15 +31,22 @@ def predict(
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
+    tile: TileSize = None,
+    overlap: float = DEFAULT_OVERLAP,
 ) -> list[Any]:
     """Predict files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them, or a dataset.
 
     ``model`` is a model, a predictor, or what ``vitrail.load_predictor`` reads. A bad image is a prediction with an error and
     affects no other. A prediction is the ``vitrail.Prediction`` of the model's task: those of a classifier have a ``label``,
-    its ``probability``, and the ``top_k`` most probable classes as ``top``.
+    its ``probability``, and the ``top_k`` most probable classes as ``top``; those of a segmentation model the ``mask`` at the
+    image's own size, and the fraction of the pixels of each of its ``classes``.
+
+    ``tile``: predict masks of larger images in tiles of this height and width, in pixels of the image, a fraction ``overlap``
+    of which a neighbour shows as well. ``"auto"``: tiles of the size of the training images, for images at least twice as
+    large. None: every image as a whole, as it is evaluated.
     """
     source = as_images(images)
-    return list(iter_predictions(model, source, top_k, batch_size, workers)) if len(source) else []
+    return list(iter_predictions(model, source, top_k, batch_size, workers, tile, overlap)) if len(source) else []
 
 
 def iter_predictions(
@@ -46,12 +55,17 @@ def iter_predictions(
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
+    tile: TileSize = None,
+    overlap: float = DEFAULT_OVERLAP,
 ) -> Generator[Any, None, None]:
     """Yield predictions while the next images are read; errors other than bad images are raised at once."""
     source = as_images(images)
     if top_k < 1:
         raise VitrailError(f"top_k must be at least 1, got {top_k}; try top_k=5")
     predictor = require_outputs(load_predictor(model))
+    tiling = choose_tiling(tile, overlap, predictor)
+    if predictor.task.config.is_dense:
+        return iter_dense_predictions(predictor, source, tiling, check_batch_size(batch_size), workers)
     loader = build_pixel_loader(source, predictor.preprocess, batch_size, max_bad_fraction=1.0)
     loader.logs_errors = False  # a read error is part of the result
     return _predict_batches(predictor, predictor.task, loader, source, top_k, workers)

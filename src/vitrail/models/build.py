@@ -1,5 +1,6 @@
 """Build a model from its config or its name."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ def get_encoder(model: nn.Module) -> Model:
     """Return the encoder of a model with a decoder, or the model itself."""
     encoder: Any = getattr(model, "encoder", model)
     return encoder
+
+
+def with_encoder(model: nn.Module, encoder: Model) -> Any:
+    """Return the model with another encoder in place of its own, and a copy of its decoder."""
+    return encoder if get_encoder(model) is model else deepcopy(model, {id(get_encoder(model)): encoder})
 
 
 def decoder_state(model: nn.Module) -> dict[str, Tensor]:

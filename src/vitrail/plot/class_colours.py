@@ -1,4 +1,4 @@
-"""One colour per class of pixels, the same in every picture, page and file. k a class.
+"""One colour per class of pixels, the same in every image, page and file. k a class.
 
 The first eight are the palette of Okabe and Ito (2008) with dark red in place of black, told apart with every kind of colour
 vision; each later one is the colour that is farthest, in OKLab, from all before it.
@@ -15,6 +15,7 @@ from vitrail.plot.colormap import rgb_to_oklab
 FIRST_COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0), (240, 228, 66),
                  (115, 15, 45))  # fmt: skip
 IGNORED_COLOURS = ((90, 90, 90), (190, 190, 190))  # of the stripes over pixels that count for no class
+MAX_BAND_PIXELS = 2**20  # pixels that are blended at a time
 
 
 def class_colour(index: int) -> str:
@@ -31,12 +32,17 @@ def class_colours(count: int) -> UInt8[ndarray, "k 3"]:
 
 def overlay(image: UInt8[ndarray, "h w 3"], mask: Int[ndarray, "h w"], alpha: float = 0.5) -> UInt8[ndarray, "h w 3"]:
     """Draw a mask over its image: each pixel in the colour of its class, ``alpha`` opaque; ignored ones (below 0) striped."""
-    colours = class_colours(max(int(mask.max(initial=0)), 0) + 1)[np.maximum(mask, 0)]
+    colours = class_colours(max(int(mask.max(initial=0)), 0) + 1)
     width = max(max(mask.shape) // 48, 1)  # of a stripe, in pixels
-    diagonals = np.add.outer(np.arange(mask.shape[0]), np.arange(mask.shape[1]))
-    stripes = np.array(IGNORED_COLOURS, np.uint8)[diagonals // width % 2]
-    colours = np.where((mask < 0)[..., None], stripes, colours)
-    return np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
+    blended = np.empty(image.shape, np.uint8)
+    rows_at_a_time = max(MAX_BAND_PIXELS // max(mask.shape[1], 1), 1)
+    for start in range(0, mask.shape[0], rows_at_a_time):
+        band = slice(start, start + rows_at_a_time)
+        diagonals = start + np.add.outer(*map(np.arange, mask[band].shape))
+        stripes = np.array(IGNORED_COLOURS, np.uint8)[diagonals // width % 2]
+        drawn = np.where((mask[band] < 0)[..., None], stripes, colours[np.maximum(mask[band], 0)])
+        blended[band] = np.round((1 - alpha) * image[band] + alpha * drawn)
+    return blended
 
 
 @cache

@@ -14,6 +14,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window
 
 MAX_BAND_NUMEL = 2**24  # numbers of a band of rows: 64 MiB, whatever the size of the image
+Window = tuple[float, float, float, float]  # the part of an image that an input shows: left, top, right, bottom
 
 
 def restored_bands(
@@ -22,20 +23,33 @@ def restored_bands(
     """Yield outputs at the size of an image, a band of its rows at a time: the preprocessing undone, bilinearly, as
     ``F.interpolate`` does with half-pixel centres. What a centre crop has cut off repeats the border."""
     height, width = size
-    _, (left, top, right, bottom) = crop_window((width, height), preprocess)
-    first_row, next_row, down = _neighbours(height, top, bottom, outputs.shape[1], outputs)
-    first_column, next_column, across = _neighbours(width, left, right, outputs.shape[2], outputs)
-    rows_at_a_time = max(MAX_BAND_NUMEL // (outputs.shape[0] * max(width, outputs.shape[2])), 1)
-    for start in range(0, height, rows_at_a_time):
-        band = slice(start, min(start + rows_at_a_time, height))
-        rows = torch.lerp(outputs[:, first_row[band]], outputs[:, next_row[band]], down[band, None])
-        yield band, torch.lerp(rows[..., first_column], rows[..., next_column], across)
+    _, window = crop_window((width, height), preprocess)
+    for band in row_bands(slice(0, height), outputs.shape[0] * max(width, outputs.shape[2])):
+        yield band, restored_part(outputs, window, band, slice(0, width))
 
 
-def _neighbours(length: int, start: float, end: float, inputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def row_bands(rows: slice, numel_per_row: int) -> Iterator[slice]:
+    """Yield rows in bands of at most ``MAX_BAND_NUMEL`` numbers, but at least one row."""
+    rows_at_a_time = max(MAX_BAND_NUMEL // max(numel_per_row, 1), 1)
+    for start in range(rows.start, rows.stop, rows_at_a_time):
+        yield slice(start, min(start + rows_at_a_time, rows.stop))
+
+
+def restored_part(
+    outputs: Float[Tensor, "k height width"], window: Window, rows: slice, columns: slice
+) -> Float[Tensor, "k rows columns"]:
+    """Return the outputs of an input that shows a window of an image, at some of the image's pixels."""
+    left, top, right, bottom = window
+    first_row, next_row, down = _neighbours(rows, top, bottom, outputs.shape[1], outputs)
+    first_column, next_column, across = _neighbours(columns, left, right, outputs.shape[2], outputs)
+    between = torch.lerp(outputs[:, first_row], outputs[:, next_row], down[:, None])
+    return torch.lerp(between[..., first_column], between[..., next_column], across)
+
+
+def _neighbours(pixels: slice, start: float, end: float, inputs: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each pixel of a side of an image the two nearest of the model's input, and the fraction of the way between
     them; the input shows the image from ``start`` to ``end``."""
-    position = (torch.arange(length, dtype=torch.float64) + 0.5 - start) * (inputs / (end - start)) - 0.5
-    position = position.clamp(0, inputs - 1)
+    centres = torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5
+    position = ((centres - start) * (inputs / (end - start)) - 0.5).clamp(0, inputs - 1)
     first = position.floor().long()
     return first, (first + 1).clamp(max=inputs - 1), (position - first).to(like.dtype)

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int16
+from jaxtyping import Bool, Float, Int, Int16, Int32
 from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.data.connected_components import connected_components
 from vitrail.data.decode import ImageSize
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, evenly_spaced
@@ -29,7 +30,6 @@ from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
-NO_MASK = np.zeros((0, 0), np.int16)  # so that predictions need not be kept
 DICE_SMOOTHING = 1.0  # pixels, so that a class that is neither there nor predicted has a Dice of 1
 
 
@@ -43,8 +43,14 @@ class SegmentationPrediction(Prediction):
     def cells(self) -> dict[str, Any]:
         return dict(self.classes)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the prediction without its mask, which is no part of a row of JSON."""
+        size = None if self.mask is None else list(self.mask.shape)
+        return {"file": self.file, "error": self.error, "size": size, "classes": self.classes}
+
     def text(self) -> list[str]:
-        return [", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items())]
+        present = ", ".join(f"{name} {fraction:.1%}" for name, fraction in self.classes.items() if fraction)
+        return ["" if self.mask is None else f"{self.mask.shape[1]} x {self.mask.shape[0]}", present]
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class ImageComparison:
     boundary: Int[Tensor, "k 3"]  # pixels of the boundary of each class in the mask, in the prediction, and in both
     loss: float  # mean negative log-likelihood
 
+    def without_mask(self) -> "ImageComparison":
+        """Return the counts alone, of which there are few."""
+        return replace(self, predicted=np.zeros((0, 0), np.int16))
+
 
 @dataclass(frozen=True)
 class SegmentationTask(Task):
@@ -65,13 +75,27 @@ class SegmentationTask(Task):
 
     config_class: ClassVar = Segmentation
     primary_metric: ClassVar[str] = "miou"
-    fractions: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "dice", "pixel_accuracy", "boundary_iou", "iou")
+    fractions: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "miou",
+        "dice",
+        "pixel_accuracy",
+        "boundary_iou",
+        "iou",
+        "pq",
+        "sq",
+        "rq",
+    )
     metric_titles: ClassVar[Mapping[str, str]] = {
         "iou": "IoU",
         "miou": "mean IoU",
         "dice": "mean Dice",
         "pixel_accuracy": "pixel accuracy",
         "boundary_iou": "boundary IoU",
+        "nll": "NLL",
+        "pq": "panoptic quality",
+        "sq": "segmentation quality",
+        "rq": "recognition quality",
     }
     image_score: ClassVar = ImageScore("pixel_accuracy", "pixel accuracy")
     output_name: ClassVar[str] = "logits"
@@ -145,8 +169,7 @@ class SegmentationTask(Task):
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    compared = self.compare(logits, loader.dataset.mask(index))
-                    rows[index] = replace(compared, predicted=NO_MASK)
+                    rows[index] = self.compare(logits, loader.dataset.mask(index)).without_mask()
         finally:
             model.train(was_training)
         indices = gather(torch.tensor(list(rows), dtype=torch.int64))
@@ -173,6 +196,10 @@ class SegmentationTask(Task):
             counted += int((rows != IGNORED).sum())
             predicted[band] = labels.numpy()
         return ImageComparison(predicted, confusion, boundary_counts(predicted, mask, self.classes), loss / max(counted, 1))
+
+    def objects(self, predicted: Int16[ndarray, "h w"], has_objects: Bool[ndarray, " k"]) -> Int32[ndarray, "h w"]:
+        """Return the object of each pixel of a predicted mask, from 1: the components of classes that have objects."""
+        return connected_components(predicted, has_objects[predicted])
 
     def stack_counts(self, rows: Sequence[ImageComparison]) -> tuple[Int[Tensor, "b k k"], Int[Tensor, "b k 3"], Tensor]:
         """Return the confusion matrices, the counts of the boundaries and the losses of images, which may be none."""
@@ -204,8 +231,23 @@ class SegmentationTask(Task):
         """Return the prediction that a mask at the image's own size is."""
         fractions = np.bincount(mask.ravel(), minlength=self.classes) / max(mask.size, 1)
         order = np.argsort(-fractions, kind="stable")
-        present = {self.class_names[label]: float(fractions[label]) for label in order.tolist() if fractions[label]}
-        return SegmentationPrediction(mask=mask, classes=present)
+        return SegmentationPrediction(
+            mask=mask, classes={self.class_names[label]: float(fractions[label]) for label in order.tolist()}
+        )
+
+    def dense_prediction(
+        self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize
+    ) -> SegmentationPrediction:
+        mask = np.empty(size, np.int16)
+        for band, logits in bands:
+            mask[band] = logits.argmax(0).numpy()
+        return self.mask_prediction(mask)
+
+    def columns(self, top_k: int) -> list[str]:
+        return list(self.class_names)
+
+    def table_columns(self) -> dict[str, int]:
+        return {"pixels": 12, "classes": 24}
 
     def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""

@@ -5,8 +5,8 @@ and one of ``TaskConfig``; defining the two is enough to train, resume, evaluate
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
+from vitrail.data.decode import ImageSize
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
@@ -37,6 +38,10 @@ class Prediction:
     def cells(self) -> dict[str, Any]:
         """Return the prediction as plain values by column, for a CSV file."""
         return {name: getattr(self, name) for name in prediction_fields(type(self))}
+
+    def plain(self) -> dict[str, Any]:
+        """Return the prediction as plain values by field, for JSON."""
+        return asdict(self)
 
     def text(self) -> list[str]:
         """Return the prediction as text for the columns of a table; what is beyond them is printed where there is space."""
@@ -220,6 +225,10 @@ class Task(ABC):
     def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Prediction]:
         """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
+
+    def dense_prediction(self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize) -> Prediction:
+        """Return what is predicted for an image of this size, from finite outputs for its pixels, a band of rows at a time."""
+        raise VitrailError(f"a model for {self.config.name} has no outputs for the pixels of an image")
 
     def columns(self, top_k: int) -> list[str]:
         """List the columns that the cells of a prediction may have."""

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -232,13 +232,17 @@ def lock_run(run: Run) -> Iterator[None]:
 
 
 def run_metadata(
-    recipe: Recipe, data: DatasetSplits, task_state: dict[str, Any], step: int, **scores: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the metadata for ``vitrail.save``; metrics by split. Without validation, the weights were selected on train."""
+    recipe: Recipe, data: DatasetSplits, image_size: Sequence[int], task_state: dict[str, Any], step: int,
+    **scores: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the metadata for ``vitrail.save``; metrics by split. Without validation, the weights were selected on train.
+
+    ``image_size``: median height and width of the training images.
+    """
     by_split = {split if len(data.splits[split]) else "train": _finite_floats(metrics) for split, metrics in scores.items()}
     return {
         "recipe": to_dict(recipe),
-        "dataset": {"name": data.name, "fingerprint": data.fingerprint},
+        "dataset": {"name": data.name, "fingerprint": data.fingerprint, "image_size": list(image_size)},
         "metrics": {"step": step, **by_split},
         **({"task_state": task_state} if task_state else {}),
     }

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -138,6 +139,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.run, self.callback, self.group, self.transform = recipe, run, callback, group, transform
         self.data, self.unreadable_images = report.data, len(report.bad)
+        self.image_size = np.median(report.image_sizes["train"], axis=0).astype(int).tolist()
         self.workers = min(available_cores(), 8) if hardware.workers is None else hardware.workers
         self.device = select_device(hardware.device)
         self.checkpointer = Checkpointer(run.checkpoints, recipe.keep_checkpoints, group)
@@ -274,7 +276,7 @@ class Trainer:
         return self.task.metrics(outputs, targets)
 
     def _metadata(self, step: int, **scores: dict[str, Any]) -> dict[str, Any]:
-        return run_metadata(self.recipe, self.data, self.task.state(), step, **scores)
+        return run_metadata(self.recipe, self.data, self.image_size, self.task.state(), step, **scores)
 
     def train_loader(self) -> Loader:
         """Build the loader of this rank's part of the training batches."""

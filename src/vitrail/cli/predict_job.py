@@ -1,0 +1,44 @@
+"""A call of ``vitrail predict``: the model, the files and the options, however its predictions are written."""
+
+import hashlib
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.inference.predictor import Predictor
+    from vitrail.inference.tiles import TileSize
+
+DEFAULT_OVERLAP = 0.25
+
+
+@dataclass(frozen=True)
+class PredictJob:
+    """A model, files, and how they are predicted."""
+
+    model: str
+    predictor: "Predictor"
+    names: Sequence[str]
+    top: int
+    batch: int
+    workers: int | None
+    tile: "TileSize"
+    overlap: float
+    options: dict[str, Any]  # of the model, which change its predictions
+    json: bool
+
+    def predictions(self, names: Sequence[str]) -> Generator[Any, None, None]:
+        from vitrail.inference.predict import iter_predictions
+
+        return iter_predictions(self.predictor, names, self.top, self.batch, self.workers, self.tile, self.overlap)
+
+    def request(self) -> dict[str, Any]:
+        """Return what the predictions depend on; a folder is resumed only for the same."""
+        data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in self.names)).hexdigest()
+        tiles = {} if self.tile in (None, "none") else {"tile": str(self.tile), "overlap": self.overlap}
+        return {"command": "predict", **self.options, **tiles, "weights": self.predictor.hash(), "data": data}
+
+
+def format_counts(num_images: int, bad: int) -> str:
+    return f"{num_images:,} {'image' if num_images == 1 else 'images'}, {bad:,} with an error"
