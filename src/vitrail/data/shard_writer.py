@@ -94,8 +94,8 @@ def write_shards(
             _write_split(output, report, split, samples, order, shard_size, max_bad, progress, workers)
         if not sum(report.counts.values()):
             output.discard()
-            first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
-            raise VitrailError(f"nothing could be written: no image can be used{first}")
+            example = f"; the first one: {report.skipped[0]}" if report.skipped else ""
+            raise VitrailError(f"nothing could be written: no image can be used{example}")
         for name, content in class_files.items():
             if content:
                 output.write(name, content)
