@@ -25,7 +25,7 @@ from vitrail.models.config import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
 IN_ATTENTION: list[Position] = ["relative", "rotary"]
-RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino"]
+RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino", "segmenter"]
 
 
 def shuffled(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
