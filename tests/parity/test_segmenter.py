@@ -156,7 +156,8 @@ def assert_equal(theirs: Any, ours: Any) -> None:
 def test_a_published_file_is_read_with_its_decoder(decoder: str, distilled: bool, tmp_path: Path) -> None:
     theirs = build(decoder, distilled)
     ours: Any = vitrail.load(write(theirs, tmp_path / "seg", "deit" if distilled else "vit"))
-    assert type(ours) is (MaskTransformerSegmenter if decoder == "mask" else LinearSegmenter)
+    kind: Any = MaskTransformerSegmenter if decoder == "mask" else LinearSegmenter
+    assert isinstance(ours, kind)
     assert_equal(theirs, ours)
     assert ours.preprocess.fit == "stretch"
     assert ours.preprocess.mean[0] == (0.485 if distilled else 0.5)

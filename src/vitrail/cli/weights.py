@@ -81,7 +81,7 @@ def convert(
     resize: Annotated[
         str,
         model_option(
-            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision, dino or segmenter."
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision, dino, segmenter."
         ),
     ] = "origin",
     grid: GridOption = None,
