@@ -1,7 +1,7 @@
 """Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
@@ -10,11 +10,13 @@ from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
+from vitrail.models.cost.eomt import eomt_cost
 from vitrail.models.cost.masked import masked_cost
 from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transformer_cost
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
+OF_THE_DATASET = ("classes", "targets")  # settings that ``for_classes`` and ``for_targets`` replace
 RESERVED_COLUMNS = ("file", "error")  # of every prediction in a CSV file
 ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
 
@@ -51,9 +53,20 @@ class TaskConfig:
         """The ``kind`` of the task."""
         return str(getattr(self, "kind", type(self).__name__))
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is set but what follows from the dataset, so that a recipe may choose."""
+        return all(getattr(self, field.name) == field.default for field in fields(self) if field.name not in OF_THE_DATASET)
+
     def num_outputs(self, class_names: Sequence[str]) -> int:
         """Return the number of outputs of the model, ``model.classes``, for a dataset with these classes."""
         return len(class_names)
+
+    def describe_outputs(self, model: ModelConfig) -> str:
+        """Return how many outputs the model has, and of what."""
+        if self.labelled:
+            return f"{model.classes} classes"
+        return f"{model.classes} output{'' if model.classes == 1 else 's'}"
 
     def for_targets(self, names: tuple[str, ...]) -> "TaskConfig":
         """Return the settings for a dataset whose targets are numbers of these names, none if they are something else."""
@@ -222,8 +235,9 @@ class Segmentation(TaskConfig):
     balanced_loss: bool = False  # weight classes inversely to the square root of their pixels
     focal_gamma: float = 2.0
     dice_weight: float = 0.0  # weight of the Dice loss, which is added
-    queries: int = 100  # eomt only, as the next two
-    query_blocks: int = 4  # last blocks that have the queries
+    queries: int | None = None  # eomt only, as the next three; None: by the number of classes, at most 100
+    query_blocks: int | None = None  # last blocks that have the queries; None: by the depth, at most 4
+    upscale_blocks: int | None = None  # each doubles the resolution of the masks; None: to about four pixels
     mask_annealing: bool = True  # attention of queries is masked by their own prediction, less and less over the training
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
@@ -246,6 +260,8 @@ class Segmentation(TaskConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise VitrailError(f"task.{name} must be at least 1, got {value}; try task.{name}=4")
+        if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
+            raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
         if self.layers and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers))):
             raise VitrailError(
                 f"task.layers must be numbers of blocks from 1, in rising order, got {self.layers}; try task.layers=8,12"
@@ -254,15 +270,27 @@ class Segmentation(TaskConfig):
     def num_outputs(self, class_names: Sequence[str]) -> int:
         return 0  # the encoder has no head
 
+    def describe_outputs(self, model: ModelConfig) -> str:
+        return f"{self.classes} classes of pixels"
+
     def for_classes(self, class_names: Sequence[str]) -> "Segmentation":
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
         names = (
-            *("head", "classes", "layers", "subpatch", "queries", "query_blocks"),
+            *("head", "classes", "layers", "subpatch", "num_queries", "query_blocks", "upscale_blocks"),
             *("decoder_depth", "decoder_width", "decoder_heads"),
         )
         return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
+
+    @property
+    def num_queries(self) -> int:
+        """The number of queries, by default with some to spare for images that have all classes."""
+        return min(2 * self.classes + 10, 100) if self.queries is None else self.queries
+
+    def num_query_blocks(self, depth: int) -> int:
+        """Return the number of blocks with queries of a model of this depth, by default as Kerssies et al. have it."""
+        return min(4, max(depth // 4, 2), depth) if self.query_blocks is None else self.query_blocks
 
     def decoder(self, model: ModelConfig) -> DecoderShape | None:
         if self.head != "segmenter":
@@ -279,7 +307,9 @@ class Segmentation(TaskConfig):
                 f"task.layers must be at most {model.depth}, the model's blocks, got {self.layers[-1]}; try task.layers="
                 f"{max(model.depth // 2, 1)},{model.depth}"
             )
-        if self.head == "eomt" and self.query_blocks > model.depth:
+        if self.head == "eomt" and model.position == "relative":
+            raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")
+        if self.head == "eomt" and self.num_query_blocks(model.depth) > model.depth:
             raise VitrailError(
                 f"task.query_blocks must be at most {model.depth}, the model's blocks, got {self.query_blocks}; try "
                 f"task.query_blocks={max(model.depth // 3, 1)}"
@@ -295,6 +325,9 @@ class Segmentation(TaskConfig):
 
     def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
         assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        if self.head == "eomt":
+            query_blocks = self.num_query_blocks(model.depth)
+            return eomt_cost(model, self.classes, self.num_queries, query_blocks, self.upscale_blocks, batch_size)
         decoder = self.decoder(model)
         if decoder is not None:
             return mask_transformer_cost(model, self.classes, decoder.depth, decoder.width, decoder.heads, batch_size)

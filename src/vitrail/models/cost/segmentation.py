@@ -22,17 +22,17 @@ def linear_segmenter_cost(
     layers = layers or (config.depth,)
     count = _pixel_head if subpatch else _patch_head
     head = count(config, classes, layers).to_stage("head", batch, classes, *config.image)
-    return total_cost((*_encoder_stages(config, layers, batch), head), config.tokens, config.grid)
+    return total_cost((*encoder_stages(config, layers, batch), head), config.tokens, config.grid)
 
 
 def mask_transformer_cost(config: ViTConfig, classes: int, depth: int, width: int, heads: int, batch: int = 1) -> Cost:
     """Compute the cost like ``cost``, with blocks of this depth, width and number of heads on the patch tokens and a token for
     each class."""
-    encoder = _encoder_stages(config, (config.depth,), batch)
+    encoder = encoder_stages(config, (config.depth,), batch)
     return total_cost((*encoder, *_decoder_stages(config, classes, depth, width, heads, batch)), config.tokens, config.grid)
 
 
-def _encoder_stages(config: ViTConfig, layers: Sequence[int], batch: int) -> Iterator[Stage]:
+def encoder_stages(config: ViTConfig, layers: Sequence[int], batch: int) -> Iterator[Stage]:
     """Yield the stages up to the tokens of some blocks, which are normalised. What the model has for pooling is not run."""
     n, t, d = config.patches, config.tokens, config.width
     unused = 0
