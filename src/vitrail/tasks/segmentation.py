@@ -226,7 +226,7 @@ class SegmentationTask(Task):
     ) -> SegmentationPrediction:
         mask = np.empty(size, np.int16)
         for band, logits in bands:
-            mask[band] = logits.argmax(0).numpy()
+            mask[band] = classes_of_pixels(logits).numpy()
         return self.mask_prediction(mask)
 
     def columns(self, top_k: int) -> list[str]:
