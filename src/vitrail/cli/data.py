@@ -9,6 +9,7 @@ import typer
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import (
+    IgnoreOption,
     JsonOption,
     LabelsColumnOption,
     SeparatorOption,
@@ -59,6 +60,7 @@ def check(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
@@ -68,7 +70,7 @@ def check(
 
     if page is not None:
         check_output_file(page, "--page", source, (".html",))
-    columns = choose_columns(labels_column, separator, target)
+    columns = choose_columns(labels_column, separator, target, ignore)
     with progress_bars() as on_progress:
         report = check_dataset(open_dataset(source, columns=columns, progress=on_progress), on_progress)
     if page is not None:
@@ -116,6 +118,7 @@ def show(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a training batch as the model sees it, augmented, and what cropping, padding or stretching costs."""
@@ -135,7 +138,7 @@ def show(
     if not 1 <= batch <= MAX_BATCH_IMAGES:
         raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
-    columns = choose_columns(labels_column, separator, target)
+    columns = choose_columns(labels_column, separator, target, ignore)
     with progress_bars() as on_progress:
         report = drop_unusable(
             open_dataset(source, columns=columns, progress=on_progress), on_progress

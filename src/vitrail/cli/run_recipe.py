@@ -121,7 +121,7 @@ class RunOptions:
 
 OPTION_NAMES = (
     "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "fit", "model", "recipe", "image_size",
-    "method", "folds", "trainable", "task", "head", "labels_column", "separator", "target",
+    "method", "folds", "trainable", "task", "head", "labels_column", "separator", "target", "ignore",
     "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
 MAX_CLASS_ROWS = 20  # classes whose scores are printed

@@ -24,7 +24,7 @@ from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.boundary_iou import boundary_counts
-from vitrail.tasks.dense import restored_bands
+from vitrail.tasks.dense import classes_of_pixels, restored_bands
 from vitrail.tasks.segmentation_heads import BUILDERS
 from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou_per_class, segmentation_scores
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
@@ -74,6 +74,7 @@ class SegmentationTask(Task):
     class_weights: Float[Tensor, " k"] | None = None
 
     config_class: ClassVar = Segmentation
+    has_pixel_classes: ClassVar[bool] = True
     primary_metric: ClassVar[str] = "miou"
     fractions: ClassVar[tuple[str, ...]] = (
         "accuracy",
@@ -142,7 +143,7 @@ class SegmentationTask(Task):
         logits = model(batch.images.to(device, non_blocking=True)).float()
         masks = batch.targets.to(device).long()
         counted = masks != IGNORED
-        accuracy = _mean_over_pixels((logits.argmax(1) == masks).float(), counted)
+        accuracy = _mean_over_pixels((classes_of_pixels(logits.detach()) == masks).float(), counted)
         return self._pixel_loss(logits, masks, counted), {"accuracy": accuracy}
 
     def _pixel_loss(
@@ -190,7 +191,7 @@ class SegmentationTask(Task):
         target, predicted = torch.from_numpy(mask), np.empty(mask.shape, np.int16)
         confusion, loss, counted = torch.zeros(self.classes, self.classes, dtype=torch.int64), 0.0, 0
         for band, restored in restored_bands(logits, self.preprocess, (mask.shape[0], mask.shape[1])):
-            rows, labels = target[band].long(), restored.argmax(0)
+            rows, labels = target[band].long(), classes_of_pixels(restored)
             confusion += confusion_matrix(labels, rows, self.classes)
             loss += F.cross_entropy(restored[None], rows[None], ignore_index=IGNORED, reduction="sum").item()
             counted += int((rows != IGNORED).sum())
@@ -242,8 +243,7 @@ class SegmentationTask(Task):
     ) -> Iterator[tuple[slice, Int16[ndarray, "rows w"], Float[ndarray, "rows w"]]]:
         """Yield the class of each pixel of an image, and its probability, a band of rows at a time."""
         for band, restored in restored_bands(logits, self.preprocess, size):
-            probability, predicted = restored.softmax(0).max(0)
-            yield band, predicted.to(torch.int16).numpy(), probability.numpy()
+            yield band, classes_of_pixels(restored).numpy(), restored.softmax(0).amax(0).numpy()
 
     def mask_prediction(self, mask: Int16[ndarray, "h w"]) -> SegmentationPrediction:
         """Return the prediction that a mask at the image's own size is."""
@@ -269,14 +269,14 @@ class SegmentationTask(Task):
 
     def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""
-        return [self.mask_prediction(logits.argmax(0).to(torch.int16).numpy()) for logits in outputs]
+        return [self.mask_prediction(mask) for mask in classes_of_pixels(outputs).numpy()]
 
     def probabilities(self, outputs: Float[Tensor, "b k height width"]) -> Float[Tensor, "b k height width"]:
         return outputs.softmax(1)
 
     def agreement(self, outputs: Float[Tensor, "b k height width"], expected: Float[Tensor, "b k height width"]) -> float:
         """Return the fraction of the pixels with the same class."""
-        return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
+        return float((classes_of_pixels(outputs) == classes_of_pixels(expected)).double().mean())
 
 
 def _mean_over_pixels(values: Float[Tensor, "b height width"], counted: Tensor) -> Tensor:

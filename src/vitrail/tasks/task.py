@@ -89,6 +89,7 @@ class Task(ABC):
     primary_metric: ClassVar[str]  # by which weights are selected
     lower_is_better: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False  # whether the outputs are logits of classes
+    has_pixel_classes: ClassVar[bool] = False  # whether they are logits of classes for every pixel of the model's input
     fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
     curves: ClassVar[tuple[str, ...] | None] = None  # metrics that the report draws over the training; None: all
     metric_titles: ClassVar[Mapping[str, str]] = {}  # for people, of metrics whose names are abbreviations
