@@ -14,7 +14,7 @@ from tests.evaluation.segmenters import CLASSES, SIZE, masked_images, random_seg
 from tests.small_models import small_vit
 from vitrail.data.connected_components import connected_components
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.mask_classes import with_mask_classes
+from vitrail.data.sources.masks.renumbered_masks import with_mask_classes
 from vitrail.errors import VitrailError
 from vitrail.evaluation import dense_tta
 from vitrail.evaluation.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size

@@ -17,7 +17,7 @@ from vitrail.data.sources.dataset import (
     with_label_sets,
     with_mask_targets,
 )
-from vitrail.data.sources.mask_classes import with_mask_classes
+from vitrail.data.sources.masks.renumbered_masks import with_mask_classes
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
 

@@ -92,16 +92,15 @@ def _was_trained_on(predictor: Predictor, data_name: str) -> bool:
 
 def _training_columns(predictor: Predictor, data: Any) -> Columns:
     """Return where a table's targets were found when the model was trained on it; of other data nothing is known."""
-    if predictor.task.config.has_masks:
-        return Columns(masks=True)
     trained_on = isinstance(data, str | os.PathLike) and _was_trained_on(predictor, source_name(data))
-    return _recorded_columns(predictor) if trained_on else ANY_COLUMNS
+    others = Columns(masks=True) if predictor.task.config.has_masks else ANY_COLUMNS
+    return _recorded_columns(predictor) if trained_on else others
 
 
 def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Columns:
     """Return how a table's targets are read to evaluate a model: as it was trained, where nothing else is said."""
     if predictor.task.config.has_masks:
-        return Columns(masks=True)
+        return replace(columns if columns.ignore else _training_columns(predictor, data), masks=True)
     if columns.targets or predictor.task.config.several_labels is None:
         return columns if columns.targets else replace(ANY_COLUMNS, targets=_recorded_columns(predictor).targets)
     trained = _training_columns(predictor, data)
