@@ -12,6 +12,7 @@ import torch
 from numpy import ndarray
 from PIL import Image
 
+import vitrail
 from tests.cli.full_disk import full_disk
 from tests.data import images as sample_images
 from tests.small_models import small_config
@@ -80,6 +81,19 @@ def test_masks_are_index_pngs_of_the_images_sizes_with_the_colours_of_the_classe
         "classes.json",
         "_predict.json",
     }
+
+
+def test_the_folder_can_be_read_as_the_masks_of_a_dataset(tmp_path: Path) -> None:
+    assert run(["predict", "run", "in", "--out", "masks"]) == 0
+    (tmp_path / "in").rename(tmp_path / "images")
+    (tmp_path / "images" / "deep" / "c.jpg").rename(tmp_path / "images" / "c.jpg")
+    data = vitrail.open_dataset(tmp_path)
+    assert data.class_names == NAMES
+    rows = {Path(row.file).stem: row.mask for row in predict("run", sorted((tmp_path / "images").glob("*.*")))}
+    for split in data.splits.values():
+        for index in range(len(split)):
+            assert np.array_equal(split.mask(index), rows.pop(Path(split.describe(index)).stem))
+    assert not rows
 
 
 def test_overlays_are_drawn_into_the_folder(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.dense import classes_of_pixels, restored_bands
+from vitrail.tasks.pixel_loss import dice_loss
 from vitrail.tasks.registry import build_task
-from vitrail.tasks.segmentation import SegmentationTask, dice_loss
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.segmentation_model import LinearSegmenter
 from vitrail.training.load_checkpoint import load_checkpoint
 from vitrail.training.trained_run import TrainedRun

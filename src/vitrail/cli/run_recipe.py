@@ -59,10 +59,10 @@ TaskOption = Annotated[
     ),
 ]
 HeadOption = Annotated[
-    Literal["linear", "eomt"] | None,
+    Literal["linear", "eomt", "segmenter"] | None,
     model_option(
-        help="Head of a segmentation model: one linear layer from each patch to its pixels, or queries in the last blocks "
-        "(EoMT); sets task.head."
+        help="Head of a segmentation model: one linear layer from each patch to its pixels, queries in the last blocks (EoMT), "
+        "or a transformer with a token for each class (Segmenter); sets task.head."
     ),
 ]
 SeedOption = Annotated[

@@ -52,6 +52,7 @@ class Batch:
     mixed_targets: Any = None
     lam: Float[Tensor, " n"] | None = None
     epochs: Int[Tensor, " n"] | None = None  # epoch of each image; None: the first
+    progress: Float[Tensor, " n"] | None = None  # fraction of the training that is done; None: outside of a training
 
 
 def class_labels(dataset: Dataset, indices: ndarray) -> Int[Tensor, " n"]:

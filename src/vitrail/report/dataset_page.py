@@ -3,20 +3,23 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from jaxtyping import Int
 from PIL import Image
 
 from vitrail.augment.counter_rng import permutation
 from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
-from vitrail.data.sources.dataset import Dataset, label_name
+from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, evenly_spaced, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.html import html_page, html_table
+from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
 
 MAX_ROWS = 500
 MAX_CLASSES = 200
 MAX_SAMPLES = 60
+MAX_COUNTED = 1000  # masks of a split whose pixels are counted
 MAX_PAIRS = 30  # pairs of labels
 MAX_NAMES = 30  # labels that are missing in a split
 
@@ -33,6 +36,16 @@ def sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image
         images.append(to_view(content, min_size=(128, 128)))
         captions.append(label_name(dataset, index))
     return contact_sheet(images, captions, columns=10) if images else None
+
+
+def masked_sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image | None:
+    """Draw images from the first to the last with their masks over them, and a legend."""
+    images, masks = [], []
+    for index in evenly_spaced(len(dataset), max_images).tolist():
+        images.append(to_view(dataset.read(index)))
+        masks.append(dataset.mask(index))
+    captions = [mask_caption(dataset.class_names, mask) for mask in masks]
+    return masked_sheet(images, masks, captions, dataset.class_names, columns=10) if images else None
 
 
 def _group_of_each(dataset: Dataset) -> np.ndarray:
@@ -68,10 +81,13 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     yield from _summary(report)
     if report.notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"
-    samples = sample_sheet(next((part for part in data.splits.values() if len(part)), data.train))
+    first = next((part for part in data.splits.values() if len(part)), data.train)
+    samples = masked_sample_sheet(first) if first.has_mask_targets else sample_sheet(first)
     if samples is not None:
         yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
-    if data.class_names:
+    if first.has_mask_targets:
+        yield from _class_pixels(data)
+    elif data.class_names:
         yield from _class_balance(report)
     yield from _label_pairs(report.targets)
     yield from _numbers(report.targets)
@@ -118,6 +134,42 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
         yield f"<p>No {split} image has the label {escape(_list(names))}.</p>"
     for group in report.targets.similar[:MAX_ROWS]:
         yield f'<p class="bad">{escape(" and ".join(map(repr, group)))} are different classes of almost the same name.</p>'
+
+
+def _class_pixels(data: DatasetSplits) -> Iterator[str]:
+    """Show the fraction of the pixels of each class, and how many images have any."""
+    counted = {split: _count_pixels(part) for split, part in data.splits.items() if len(part)}
+    totals = {split: max(int(pixels.sum()), 1) for split, (_, pixels, _) in counted.items()}
+    ignored = len(data.class_names)
+    rows = [
+        (
+            "ignored" if label == ignored else f"{swatch(label)}{escape(data.class_names[label])}",
+            *(
+                cell
+                for split, (_, pixels, images) in counted.items()
+                for cell in (f"{pixels[label] / totals[split]:.2%}", f"{images[label]:,}")
+            ),
+            _bar(max(pixels[label] / totals[split] for split, (_, pixels, _) in counted.items())),
+        )
+        for label in [*range(ignored)[:MAX_CLASSES], ignored]
+    ]
+    sizes = ", ".join(f"{number:,} {split}" for split, (number, _, _) in counted.items())
+    yield f"<h2>Classes of pixels</h2><p>Fraction of the pixels of each class, and images that have any; in masks: {sizes}.</p>"
+    yield html_table(("class", *(title for split in counted for title in (f"#{split}", "#images")), ""), rows)
+    if ignored > MAX_CLASSES:
+        yield f'<p class="soft">and {ignored - MAX_CLASSES:,} more classes</p>'
+
+
+def _count_pixels(dataset: Dataset) -> tuple[int, Int[np.ndarray, " k"], Int[np.ndarray, " k"]]:
+    """Return the number of masks that are counted, and of pixels and images by class; the last are those that are ignored."""
+    classes, indices = len(dataset.class_names), evenly_spaced(len(dataset), MAX_COUNTED).tolist()
+    pixels, images = np.zeros(classes + 1, np.int64), np.zeros(classes + 1, np.int64)
+    for index in indices:
+        mask = dataset.mask(index)
+        counts = np.bincount(np.where(mask == IGNORED, classes, mask).ravel(), minlength=classes + 1)
+        pixels += counts
+        images += counts > 0
+    return len(indices), pixels, images
 
 
 def _list(names: Sequence[str]) -> str:

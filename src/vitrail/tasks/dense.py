@@ -1,20 +1,30 @@
 """Tasks whose outputs belong to places of an image, and so have to be brought back to its own size.
 
-b images, k classes; the model's input is height by width, an image h high and w wide.
+b images, n patches, k classes; the model's input is height by width, an image h high and w wide.
 """
 
 from collections.abc import Iterator
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int16
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitrail.data.decode import ImageSize
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window
+from vitrail.layers.position import Grid
+from vitrail.models.config import Pair
 
 MAX_BAND_NUMEL = 2**24  # numbers of a band of rows: 64 MiB, whatever the size of the image
 Window = tuple[float, float, float, float]  # the part of an image that an input shows: left, top, right, bottom
+
+
+def upsample_patches(outputs: Float[Tensor, "b n k"], grid: Grid, patch: Pair) -> Float[Tensor, "b k height width"]:
+    """Interpolate outputs of patches bilinearly to the pixels."""
+    maps = rearrange(outputs, "b (y x) k -> b k y x", y=grid[0])
+    return F.interpolate(maps, (grid[0] * patch[0], grid[1] * patch[1]), mode="bilinear")
 
 
 def restored_bands(

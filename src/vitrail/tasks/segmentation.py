@@ -25,12 +25,12 @@ from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.dense import classes_of_pixels, restored_bands
-from vitrail.tasks.segmentation_heads import BUILDERS
+from vitrail.tasks.pixel_loss import mean_over_pixels
+from vitrail.tasks.segmentation_heads import HEADS
 from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou_per_class, segmentation_scores
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
-DICE_SMOOTHING = 1.0  # pixels, so that a class that is neither there nor predicted has a Dice of 1
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class SegmentationTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        return BUILDERS[self.config.head](encoder, self.config)
+        return HEADS[self.config.head].build(encoder, self.config)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: masks have different sizes, and are read when they are compared."""
@@ -140,25 +140,10 @@ class SegmentationTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
-        logits = model(batch.images.to(device, non_blocking=True)).float()
-        masks = batch.targets.to(device).long()
-        counted = masks != IGNORED
-        accuracy = _mean_over_pixels((classes_of_pixels(logits.detach()) == masks).float(), counted)
-        return self._pixel_loss(logits, masks, counted), {"accuracy": accuracy}
-
-    def _pixel_loss(
-        self, logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"], counted: Tensor
-    ) -> Tensor:
-        config = self.config
-        weights = None if self.class_weights is None else self.class_weights.to(logits)
-        losses = F.cross_entropy(
-            logits, masks, weights, ignore_index=IGNORED, reduction="none", label_smoothing=config.label_smoothing
-        )
-        if config.loss == "focal":
-            true = logits.log_softmax(1).gather(1, masks.clamp(min=0)[:, None])[:, 0].exp()
-            losses = losses * (1 - true) ** config.focal_gamma
-        loss = _mean_over_pixels(losses, counted)
-        return loss + config.dice_weight * dice_loss(logits, masks) if config.dice_weight else loss
+        images, masks = batch.images.to(device, non_blocking=True), batch.targets.to(device).long()
+        moved = replace(batch, images=images, targets=masks)
+        loss, logits = HEADS[self.config.head].loss(self, model, moved)
+        return loss, {"accuracy": mean_over_pixels((classes_of_pixels(logits) == masks).float(), masks != IGNORED)}
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
@@ -277,22 +262,6 @@ class SegmentationTask(Task):
     def agreement(self, outputs: Float[Tensor, "b k height width"], expected: Float[Tensor, "b k height width"]) -> float:
         """Return the fraction of the pixels with the same class."""
         return float((classes_of_pixels(outputs) == classes_of_pixels(expected)).double().mean())
-
-
-def _mean_over_pixels(values: Float[Tensor, "b height width"], counted: Tensor) -> Tensor:
-    """Return the mean over the counted pixels of each image, and over images; one without any such pixel counts as 0."""
-    return ((values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)).mean()
-
-
-def dice_loss(logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"]) -> Tensor:
-    """Return 1 minus the soft Dice coefficient (Milletari et al. 2016), averaged over the classes of each image and over
-    images."""
-    counted = (masks != IGNORED)[:, None]
-    probabilities = logits.softmax(1) * counted
-    target = F.one_hot(masks.clamp(min=0), logits.shape[1]).movedim(-1, 1) * counted
-    overlap = (probabilities * target).sum((2, 3))
-    total = probabilities.sum((2, 3)) + target.sum((2, 3))
-    return 1 - ((2 * overlap + DICE_SMOOTHING) / (total + DICE_SMOOTHING)).mean()
 
 
 def pixel_class_weights(train: Dataset) -> Float[Tensor, " k"]:
