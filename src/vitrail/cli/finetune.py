@@ -150,8 +150,7 @@ def finetune(
 
 
 def _print_init(weights: str, model: "Model", recipe: "Recipe") -> None:
-    kind = "classes" if recipe.task.labelled else "outputs"
-    new_head = f"with a new head for {recipe.model.classes} {kind if recipe.model.classes > 1 else kind.removesuffix('s')}"
+    new_head = f"with a new head for {recipe.task.describe_outputs(recipe.model)}"
     head = "with their head, since the classes are the same" if recipe.keep_head else new_head
     typer.echo(f"init      {weights}: {model.load_report.origin} weights {head}", err=True)
     logger, summary = logging.getLogger("vitrail"), model.load_report.summary()

@@ -1,7 +1,7 @@
 """Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transfo
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
+OF_THE_DATASET = ("classes", "targets")  # settings that ``for_classes`` and ``for_targets`` replace
 RESERVED_COLUMNS = ("file", "error")  # of every prediction in a CSV file
 ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
 
@@ -52,9 +53,20 @@ class TaskConfig:
         """The ``kind`` of the task."""
         return str(getattr(self, "kind", type(self).__name__))
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is set but what follows from the dataset, so that a recipe may choose."""
+        return all(getattr(self, field.name) == field.default for field in fields(self) if field.name not in OF_THE_DATASET)
+
     def num_outputs(self, class_names: Sequence[str]) -> int:
         """Return the number of outputs of the model, ``model.classes``, for a dataset with these classes."""
         return len(class_names)
+
+    def describe_outputs(self, model: ModelConfig) -> str:
+        """Return how many outputs the model has, and of what."""
+        if self.labelled:
+            return f"{model.classes} classes"
+        return f"{model.classes} output{'' if model.classes == 1 else 's'}"
 
     def for_targets(self, names: tuple[str, ...]) -> "TaskConfig":
         """Return the settings for a dataset whose targets are numbers of these names, none if they are something else."""
@@ -257,6 +269,9 @@ class Segmentation(TaskConfig):
 
     def num_outputs(self, class_names: Sequence[str]) -> int:
         return 0  # the encoder has no head
+
+    def describe_outputs(self, model: ModelConfig) -> str:
+        return f"{self.classes} classes of pixels"
 
     def for_classes(self, class_names: Sequence[str]) -> "Segmentation":
         return replace(self, classes=len(class_names))

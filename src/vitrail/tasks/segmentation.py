@@ -155,7 +155,8 @@ class SegmentationTask(Task):
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    rows[index] = self.compare(logits, loader.dataset.mask(index)).without_mask()
+                    if (mask := loader.mask(index)) is not None:
+                        rows[index] = self.compare(logits, mask).without_mask()
         finally:
             model.train(was_training)
         indices = gather(torch.tensor(list(rows), dtype=torch.int64))
@@ -225,7 +226,7 @@ class SegmentationTask(Task):
     ) -> SegmentationPrediction:
         mask = np.empty(size, np.int16)
         for band, logits in bands:
-            mask[band] = logits.argmax(0).numpy()
+            mask[band] = classes_of_pixels(logits).numpy()
         return self.mask_prediction(mask)
 
     def columns(self, top_k: int) -> list[str]:

@@ -328,9 +328,9 @@ def _learned_task(data: DatasetSplits, task: TaskConfig | None) -> tuple[TaskCon
 
 def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
     """Return the recipe for a task: without mixing images if their targets cannot be mixed, without flips and crops if they
-    may change the targets, with the whole image if outputs belong to its places. ``task`` is that of the user's choice; None: a
-    recipe for the detected task, ``learned``, keeps its own settings."""
-    if task is None and isinstance(learned, type(recipe.task)):
+    may change the targets, with the whole image if outputs belong to its places. ``task`` is that of the user's choice; None,
+    or one that is only named: a recipe for the task, ``learned``, keeps its own settings."""
+    if (task is None or task.is_default) and isinstance(learned, type(recipe.task)):
         return recipe
     augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
     augment = augment if learned.is_invariant else replace(augment, crop="none", hflip=0.0)
