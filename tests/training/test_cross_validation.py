@@ -144,9 +144,7 @@ def test_a_fold_is_evaluated_on_its_own_images_and_as_any_model_on_others(
 def test_masks_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
     settings = {"steps": 2, "schedule.warmup_steps": 0, "eval_every": 2, "batch_size": 8}
     data = "panes:train_size=20,size=16x24"
-    run = vitrail.train(
-        data, task="segment", model="mu/8", settings=settings, folds=2, out=tmp_path / "cv", workers=0
-    )
+    run = vitrail.train(data, task="segment", model="mu/8", settings=settings, folds=2, out=tmp_path / "cv", workers=0)
     assert isinstance(run, CrossValidation)
     saved = run.load_predictions()
     total = saved["confusion"].sum(0).double()
@@ -157,7 +155,7 @@ def test_masks_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
     low, high = pooled["intervals"]["miou"]
     assert low <= pooled["miou"] <= high
     assert run.out_of_fold is not None
-    rows = list(csv.DictReader(run.out_of_fold.open()))
+    rows = list(csv.DictReader(run.out_of_fold.read_text().splitlines()))
     assert len(rows) == pooled["images"]
     for row in rows:
         for kind in ("", "true_"):
