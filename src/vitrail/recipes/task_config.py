@@ -15,6 +15,11 @@ from vitrail.models.cost.masked import masked_cost
 from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transformer_cost
 from vitrail.models.masking_config import Masking, check_masking
 
+HEAD_FIELDS = {  # of each head of segmentation, on which the shapes of its weights depend
+    "linear": ("layers", "subpatch"),
+    "eomt": ("num_queries", "query_blocks", "upscale_blocks"),
+    "segmenter": ("decoder_depth", "decoder_width", "decoder_heads"),
+}
 LossName = Literal["softmax", "sigmoid"]
 OF_THE_DATASET = ("classes", "targets")  # settings that ``for_classes`` and ``for_targets`` replace
 RESERVED_COLUMNS = ("file", "error")  # of every prediction in a CSV file
@@ -277,10 +282,7 @@ class Segmentation(TaskConfig):
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
-        names = (
-            *("head", "classes", "layers", "subpatch", "num_queries", "query_blocks", "upscale_blocks"),
-            *("decoder_depth", "decoder_width", "decoder_heads"),
-        )
+        names = ("head", "classes", *HEAD_FIELDS[self.head])
         return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
