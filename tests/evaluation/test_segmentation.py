@@ -14,7 +14,7 @@ from tests.evaluation.segmenters import CLASSES, SIZE, masked_images, random_seg
 from tests.small_models import small_vit
 from vitrail.data.connected_components import connected_components
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.mask_classes import with_mask_classes
+from vitrail.data.sources.dataset import with_class_names
 from vitrail.errors import VitrailError
 from vitrail.evaluation import dense_tta
 from vitrail.evaluation.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
@@ -92,7 +92,7 @@ def test_a_model_may_know_more_classes_than_the_masks_have() -> None:
     source = match_masks(masked_images().test, TorchPredictor(model), "noise")
     assert source.mask_names == ("road", "lamp", "sky", "tree")
     assert set(np.unique(source.mask(0))) == {-1, 0, 2, 3}
-    assert with_mask_classes(source, source.mask_names) is source
+    assert with_class_names(source, source.mask_names) is source
     assert "no mask here has 1 of the model's 4 classes, such as lamp" in result.notes[-1]
 
 

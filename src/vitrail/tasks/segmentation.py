@@ -155,7 +155,8 @@ class SegmentationTask(Task):
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    rows[index] = self.compare(logits, loader.dataset.mask(index)).without_mask()
+                    if (mask := loader.mask(index)) is not None:
+                        rows[index] = self.compare(logits, mask).without_mask()
         finally:
             model.train(was_training)
         indices = gather(torch.tensor(list(rows), dtype=torch.int64))
