@@ -19,7 +19,9 @@ from vitrail.errors import VitrailError
 SIZE = (21, 34)
 
 
-def _annotations(seed: int, count: int, names: tuple[str, ...] = ("a.png", "b.png", "ç ü.png")) -> dict[str, list[dict[str, Any]]]:
+def _annotations(
+    seed: int, count: int, names: tuple[str, ...] = ("a.png", "b.png", "ç ü.png")
+) -> dict[str, list[dict[str, Any]]]:
     rng = np.random.default_rng(seed)
     return {name: random_annotations(rng, SIZE, count) for name in names}
 
@@ -54,7 +56,10 @@ def test_regions_are_those_of_pycocotools(tmp_path: Path) -> None:
 
     annotations = {f"{each['id']}.png": [each] for each in random_annotations(np.random.default_rng(5), SIZE, 12)}
     write_coco(tmp_path / "annotations/train.json", tmp_path / "images", annotations, SIZE)
-    coco, data = COCO(tmp_path / "annotations/train.json"), vitrail.open_dataset(tmp_path, split_fractions=SplitFractions(0.0, 0.0))
+    coco, data = (
+        COCO(tmp_path / "annotations/train.json"),
+        vitrail.open_dataset(tmp_path, split_fractions=SplitFractions(0.0, 0.0)),
+    )
     dataset = data.train
     for image in coco.loadImgs(coco.getImgIds()):
         index = next(index for index in range(len(dataset)) if dataset.title(index) == image["file_name"])
@@ -132,7 +137,7 @@ def test_what_is_odd_is_told(tmp_path: Path) -> None:
     data = vitrail.open_dataset(tmp_path)
     notes = "\n".join(data.notes)
     for part in (
-        "1 image left out, first gone.png, which does not exist", "1 image without annotations, all background, first empty.png",
+        "1 image left out, first gone.png, which does not exist", "1 image without annotations, all background, first empty",
         "1 annotation of no image in the file, first image_id 5", "1 annotation of no category in the file (ids 99), ignored",
         "1 annotation with a polygon of fewer than three points, first id 51", "1 annotation without a segmentation",
         "1 image in no COCO file, not used, first",
@@ -156,7 +161,9 @@ def test_rotated_images(tmp_path: Path) -> None:
 def test_roots_of_roboflow_are_no_class(tmp_path: Path) -> None:
     categories = [{"id": 0, "name": "animals", "supercategory": "none"}]
     categories += [{**each, "supercategory": "animals"} for each in CATEGORIES]
-    write_coco(tmp_path / "train/_annotations.coco.json", tmp_path / "train", _annotations(0, 7), SIZE, {"categories": categories})
+    write_coco(
+        tmp_path / "train/_annotations.coco.json", tmp_path / "train", _annotations(0, 7), SIZE, {"categories": categories}
+    )
     assert vitrail.open_dataset(tmp_path).class_names == CLASSES
 
 
@@ -179,7 +186,13 @@ def _write_panoptic(root: Path) -> tuple[np.ndarray, np.ndarray]:
     ]  # fmt: skip
     colours = np.stack([numbers % 256, numbers // 256 % 256, numbers // 65536], axis=2).astype(np.uint8)
     annotation = {"file_name": "a.png", "segments_info": segments}
-    write_coco(root / "annotations/panoptic_train2017.json", root / "train2017", {"a.jpg": [annotation]}, SIZE, {"categories": categories})
+    write_coco(
+        root / "annotations/panoptic_train2017.json",
+        root / "train2017",
+        {"a.jpg": [annotation]},
+        SIZE,
+        {"categories": categories},
+    )
     (root / "annotations/panoptic_train2017").mkdir()
     Image.fromarray(colours).save(root / "annotations/panoptic_train2017/a.png")
     mask = np.select([numbers == 3_000_001, np.isin(numbers, (70_000, 255))], [0, 1], IGNORED)
@@ -209,7 +222,10 @@ def test_a_panoptic_segment_that_is_not_listed_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"annotations": [{"id": 1, "image_id": 1000, "category_id": 1, "bbox": [1, 2, 3, 4]}]}, "has 1 boxes in 3 categories and no"),
+        (
+            {"annotations": [{"id": 1, "image_id": 1000, "category_id": 1, "bbox": [1, 2, 3, 4]}]},
+            "has 1 boxes in 3 categories and no",
+        ),
         ({"annotations": [{"id": 1, "image_id": 1000, "caption": "a cat"}]}, "1 annotations without a region"),
         ({"categories": 3}, r"got annotations, images; add categories"),
         ({"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}, "category id 1 twice"),

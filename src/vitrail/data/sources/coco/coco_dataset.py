@@ -23,7 +23,7 @@ from vitrail.errors import VitrailError
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class FilledRegion:
     """The pixels of an annotation: a window of the image, and which pixels in it are inside."""
 
     number: int  # of the object, from 1; 0 for a crowd
@@ -91,7 +91,7 @@ class CocoRegions(CocoImages):
             objects[region.window][region.inside] = region.number if region.category >= 0 else 0
         return self.upright(objects, index)
 
-    def _read_regions(self, index: int) -> tuple[tuple[int, int], list[Region]]:
+    def _read_regions(self, index: int) -> tuple[tuple[int, int], list[FilledRegion]]:
         """Return the size of the image as the file says, and its regions from the lowest to the one on top."""
         row = int(self.rows[index])
         annotations, categories = self.index.read(row), self.index.rows(row)[:, 0].tolist()
@@ -107,7 +107,7 @@ class CocoRegions(CocoImages):
                 raise BadImage(f"cannot be used: {where}: {error}") from None
             if region is not None:
                 is_crowd = bool(annotation.get("iscrowd"))
-                regions.append(Region(0 if is_crowd else number, category, is_crowd, *region))
+                regions.append(FilledRegion(0 if is_crowd else number, category, is_crowd, *region))
         return (height, width), sorted(regions, key=lambda region: (not region.is_crowd, -region.area, region.number))
 
 

@@ -23,8 +23,8 @@ NUM_SAMPLED = 20  # images that tell which folder they are in
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """Where the images of a COCO file are, and whether without the folders that their names have."""
+class CocoImageFolder:
+    """The folder of the images of a COCO file, and whether they are in it without the folders that their names have."""
 
     path: Path
     by_last_name: bool
@@ -75,13 +75,13 @@ def split_of_file(path: Path, root: Path) -> str:
     return next((split for word in words if (split := canonical_split(word))), "")
 
 
-def find_images(path: Path, names: Sequence[str]) -> ImageFolder:
+def find_images(path: Path, names: Sequence[str]) -> CocoImageFolder:
     """Return where the images of a COCO file are: the folder that has most of a few of them."""
     sampled = [names[index] for index in evenly_spaced(len(names), NUM_SAMPLED).tolist()]
     best, most = None, 0
     for folder in dict.fromkeys(_candidates(path)):
         for by_last_name in (False, True):
-            candidate = ImageFolder(folder, by_last_name)
+            candidate = CocoImageFolder(folder, by_last_name)
             count = sum(is_below(candidate.name_of(name)) and (folder / candidate.name_of(name)).is_file() for name in sampled)
             if count > most:
                 best, most = candidate, count

@@ -42,7 +42,7 @@ class Category:
 
 @dataclass
 class CocoCounts:
-    """What a COCO file has, and what is wrong in it; an example of each with its number."""
+    """Numbers of what a COCO file has, and of what is wrong in it, with an example of each."""
 
     annotations: int = 0
     crowds: int = 0
