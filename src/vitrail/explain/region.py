@@ -79,7 +79,10 @@ class RegionClassifier(ViT):
         self, x: Float[Tensor, "b n d"], grid: Grid, patch_indices: PatchIndices | None = None
     ) -> Float[Tensor, "b k"]:
         """Return the scores of the classes, the embedded patches being these."""
-        assert patch_indices is None
+        if patch_indices is not None:
+            raise VitrailError(
+                "the head of a segmentation model reads every patch, so none can be dropped; mask or shuffle them instead"
+            )
         stride, channels = self.config.patch_stride, self.config.channels
         images = x.new_zeros(x.shape[0], channels, grid[0] * stride[0], grid[1] * stride[1])
         hook = self.embed.register_forward_hook(lambda *_: x)  # whatever a head does with its encoder, it embeds these

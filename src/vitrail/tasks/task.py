@@ -155,6 +155,10 @@ class Task(ABC):
         """Return the metrics of a whole split."""
         raise NotImplementedError
 
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> Any:
+        """Return the targets of some images for ``image_scores``."""
+        return self.targets(dataset, indices)
+
     def image_scores(self, outputs: Tensor, targets: Any) -> Float[Tensor, " b"]:
         """Return how well each image is predicted, as ``image_score`` describes it, for tests whose images change."""
         raise NotImplementedError
