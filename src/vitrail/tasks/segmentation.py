@@ -257,6 +257,12 @@ class SegmentationTask(Task):
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""
         return [self.mask_prediction(mask) for mask in classes_of_pixels(outputs).numpy()]
 
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> list[SegmentationPrediction]:
+        """Return the fractions of the classes alone, of the pixels that count: masks are not saved."""
+        predicted = saved["confusion"].sum(1).double()
+        fractions = predicted / predicted.sum(1, keepdim=True).clamp(min=1)
+        return [SegmentationPrediction(classes=dict(zip(self.class_names, row, strict=True))) for row in fractions.tolist()]
+
     def probabilities(self, outputs: Float[Tensor, "b k height width"]) -> Float[Tensor, "b k height width"]:
         return outputs.softmax(1)
 

@@ -231,6 +231,10 @@ class Task(ABC):
         """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
 
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> Sequence[Prediction]:
+        """Return what is predicted for each image, from the tensors that ``evaluate`` has returned and a run has saved."""
+        return self.predictions(saved[self.output_name], top_k)
+
     def dense_prediction(self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize) -> Prediction:
         """Return what is predicted for an image of this size, from finite outputs for its pixels, a band of rows at a time."""
         raise VitrailError(f"a model for {self.config.name} has no outputs for the pixels of an image")
