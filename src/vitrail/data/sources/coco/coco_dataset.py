@@ -16,7 +16,6 @@ from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import stored_size
 from vitrail.data.mask_codes import decode_rle, mask_box, rasterise
 from vitrail.data.sources.coco.coco_index import CocoIndex
-from vitrail.data.sources.content_keys import file_key
 from vitrail.data.sources.dataset import IGNORED, ImageFileDataset
 from vitrail.data.sources.masks.mask_file import as_its_image
 from vitrail.errors import VitrailError
@@ -65,10 +64,6 @@ class CocoImages(ImageFileDataset):
 
     def annotations_key(self) -> bytes:
         return self.index.digest.encode() + self.rows.astype("<i8").tobytes() + self.classes.astype("<i2").tobytes()
-
-    def masks_key(self, indices: ndarray) -> bytes:
-        """Return bytes that change with any of these masks."""
-        return file_key(self.index.path.absolute()) + self.annotations_key() + indices.astype("<i8").tobytes()
 
 
 @dataclass(frozen=True, eq=False)

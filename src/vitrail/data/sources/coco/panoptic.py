@@ -5,6 +5,7 @@ of things; stuff is not counted. h high, w wide.
 """
 
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from PIL import Image
 from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import MAX_IMAGE_PIXELS
 from vitrail.data.sources.coco.coco_dataset import CocoImages
-from vitrail.data.sources.content_keys import file_key
 from vitrail.data.sources.dataset import IGNORED, read_image_file
 from vitrail.errors import VitrailError, first_line
 
@@ -47,20 +47,14 @@ class PanopticDataset(CocoImages):
                 objects[place] = count
         return self.upright(objects[inverse], index)
 
-    def png(self, index: int) -> Path:
-        """Return the path of an image's segments."""
-        return self.segments_folder / str(self._annotation(index)["file_name"])
-
-    def masks_key(self, indices: ndarray) -> bytes:
-        keys = (file_key(self.png(index).absolute()) for index in indices.tolist())
-        return super().masks_key(indices) + b"".join(keys)
-
-    def _annotation(self, index: int) -> dict[str, Any]:
-        return self.index.read(int(self.rows[index]))[0]
+    def cache_key(self) -> bytes:
+        with os.scandir(self.segments_folder) as entries:
+            segments = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
+        return super().cache_key() + repr(segments).encode()
 
     def _read(self, index: int) -> tuple[dict[int, dict[str, Any]], ndarray, ndarray]:
         """Return the segments by number, the numbers that occur, and the place of each pixel's number among them."""
-        annotation = self._annotation(index)
+        annotation = self.index.read(int(self.rows[index]))[0]
         path = self.segments_folder / str(annotation["file_name"])
         try:
             segments = {int(segment["id"]): segment for segment in annotation["segments_info"] if "category_id" in segment}

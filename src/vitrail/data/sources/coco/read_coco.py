@@ -160,9 +160,9 @@ def _class_notes(index: CocoIndex, names: tuple[str, ...]) -> Iterator[str]:
     if not all(isinstance(id_, int) for id_ in ids):
         return
     gaps = ids[-1] - ids[0] + 1 - len(ids)
-    which = f"{ids[0]} to {ids[-1]}{f' with {gaps} gaps' if gaps else ''}"
+    which = f"id {ids[0]}" if len(ids) == 1 else f"ids {ids[0]} to {ids[-1]}{f' with {gaps} gaps' if gaps else ''}"
     rest = "pixels of no segment are ignored" if index.is_panoptic else f"pixels of no region are {names[_background(names)]}"
-    yield f"{len(ids):,} categories have the ids {which}; their order numbers the {len(names):,} classes from 0, and {rest}"
+    yield f"{_count(len(ids), 'category')}, {which}; their order numbers the {len(names):,} classes from 0, and {rest}"
     repeated = len(ids) - len({category.name for category in index.categories})
     if repeated:
         yield f"{repeated:,} categories have the name of another, and are of its class"
@@ -210,4 +210,4 @@ def _unlisted_notes(splits: Mapping[str, Dataset], left_out: Sequence[LeftOutFil
 
 
 def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun if count == 1 else noun + 's'}"
+    return f"{count:,} {noun if count == 1 else noun.removesuffix('y') + 'ies' if noun.endswith('y') else noun + 's'}"
