@@ -23,7 +23,7 @@ def _predictor() -> TorchPredictor:
 
 
 app = create_serve_app(_predictor, ServeConfig(max_body=100_000, max_queue=64), "small")
-schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+schema = schemathesis.openapi.from_asgi("/openapi.json", app).exclude(path="/segment")  # 501
 masks_app = create_serve_app(lambda: TorchPredictor(small_segmenter(), "masks"), ServeConfig(max_body=100_000), "masks")
 masks_schema = schemathesis.openapi.from_asgi("/openapi.json", masks_app)
 

@@ -165,7 +165,7 @@ def _type_name(schema: dict[str, Any], schemas: dict[str, Any] | None = None) ->
         shape = (schemas or {}).get(name, {})
         return _type_name(shape) if "enum" in shape else name
     if "anyOf" in schema:
-        return " or ".join(_type_name(item) for item in schema["anyOf"] if item.get("type") != "null")
+        return " or ".join(_type_name(item, schemas) for item in schema["anyOf"] if item.get("type") != "null")
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":

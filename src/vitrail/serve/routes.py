@@ -22,13 +22,22 @@ from vitrail.serve.segmentation import Segmented, fractions_step, require_segmen
 from vitrail.web.http import json_response, on_disconnect
 
 SaliencyMethod = StrEnum("SaliencyMethod", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
+
+
+class MaskOutput(StrEnum):
+    """How the classes of pixels are written."""
+
+    RLE = "rle"
+    MASK = "mask"
+    OVERLAY = "overlay"
+
+
 DEFAULT_METHOD = SaliencyMethod("rollout")
-MaskOutput = StrEnum("MaskOutput", {name: name for name in ("rle", "mask", "overlay")})  # type: ignore[misc]  # as above
 MAX_LABELS = 100_000
 TopParameter = Annotated[int | None, Query(ge=1, le=MAX_LABELS, description="Number of labels per image, from a classifier.")]
 PARAMETERS = {  # what each must be, and a value that works
     "top": (f"a whole number from 1 to {MAX_LABELS:,}", "5"),
-    "output": (f"one of {', '.join(MaskOutput)}", str(MaskOutput.rle)),
+    "output": (f"one of {', '.join(MaskOutput)}", str(MaskOutput.RLE)),
     "method": (f"one of {', '.join(SALIENCY_METHODS)}", str(DEFAULT_METHOD)),
 }
 
@@ -71,7 +80,7 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
         """Predict the class of each pixel; with ``Accept: image/png`` and a single image, the response is the PNG itself."""
         _check_names(request, "output")
         wants_png = "image/png" in request.headers.get("accept", "")
-        kind = output or (MaskOutput.mask if wants_png else MaskOutput.rle)
+        kind = output or (MaskOutput.MASK if wants_png else MaskOutput.RLE)
         finish = segment_step(require_segmentation(_require_predictor(server_state)), str(kind))
         names, outcomes = await _run_images(server_state, request, finish=finish)
         if wants_png and len(outcomes) == 1 and isinstance(outcomes[0], Segmented) and outcomes[0].png is not None:
