@@ -21,14 +21,13 @@ from torch.nn import functional as F
 from vitrail.data.band_view import pixels_to_view
 from vitrail.data.decode import ImageSize
 from vitrail.data.mask_codes import Rle, encode_counts
-from vitrail.data.transforms import crop_window
 from vitrail.inference.predictor import Predictor
 from vitrail.plot.class_colours import class_colour, overlay
 from vitrail.plot.mask_image import write_mask
 from vitrail.serve.batcher import Finish, SizedOutput
 from vitrail.serve.errors import RequestError, deadline_exceeded
 from vitrail.serve.responses import NOT_FINITE_MESSAGE, OVERLAY_SIDE
-from vitrail.tasks.dense import restored_bands, restored_part, row_bands
+from vitrail.tasks.dense import restored_bands
 from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import Task
 
@@ -81,7 +80,7 @@ def segment_step(task: SegmentationTask, kind: str) -> Finish:
         if kind == "overlay":
             return Segmented({"size": list(size), "classes": _class_list(task, _input_counts(task, logits))}, _overlay(output))
         if kind == "rle":
-            runs = _Runs.of_columns(_class_columns(task, output))
+            runs = _Runs.of_bands(_class_rows(task, output), size)
             counts = np.bincount(runs.labels, runs.lengths, task.classes)
             classes = _class_list(task, counts)
             for row in classes:
@@ -128,16 +127,6 @@ def _class_rows(task: SegmentationTask, output: SizedOutput) -> Bands:
         yield band, restored.argmax(0).numpy()
 
 
-def _class_columns(task: SegmentationTask, output: SizedOutput) -> Iterator[Int[ndarray, " pixels"]]:
-    """Yield the classes of pixels column by column, as COCO counts them."""
-    logits, (height, width) = _logits(output), output.size
-    _, window = crop_window((width, height), task.preprocess)
-    for columns in row_bands(slice(0, width), logits.shape[0] * max(height, logits.shape[1])):
-        if output.is_cancelled():
-            raise deadline_exceeded()
-        yield restored_part(logits, window, slice(0, height), columns).argmax(0).numpy().ravel(order="F")
-
-
 @dataclass(frozen=True)
 class _Runs:
     """Runs of pixels of the same class, column by column."""
@@ -147,15 +136,19 @@ class _Runs:
     labels: Int[ndarray, " runs"]
 
     @staticmethod
-    def of_columns(columns: Iterator[Int[ndarray, " pixels"]]) -> "_Runs":
-        starts, labels, total, last = [], [], 0, -1
-        for pixels in columns:
-            begin = np.flatnonzero(np.diff(pixels, prepend=last))
-            starts.append(begin + total)
-            labels.append(pixels[begin])
-            total, last = total + len(pixels), int(pixels[-1])
-        all_starts = np.concatenate(starts)
-        return _Runs(all_starts, np.diff(all_starts, append=total), np.concatenate(labels))
+    def of_bands(bands: Bands, size: ImageSize) -> "_Runs":
+        """Return the runs of a mask that comes as bands of its rows: where a pixel differs from that above it."""
+        (height, width), starts, labels = size, list[ndarray](), list[ndarray]()
+        above = np.full((1, width), -1)  # so that a run starts at the top of each column
+        for band, rows in bands:
+            row, column = np.nonzero(rows != np.concatenate([above, rows[:-1]]))
+            starts.append(column * height + row + band.start)
+            labels.append(rows[row, column])
+            above = rows[-1:]
+        order = np.argsort(np.concatenate(starts), kind="stable")
+        ordered_starts, ordered_labels = np.concatenate(starts)[order], np.concatenate(labels)[order]
+        kept = np.diff(ordered_labels, prepend=-1) != 0  # those that go on from the bottom of the column before are one
+        return _Runs(ordered_starts[kept], np.diff(ordered_starts[kept], append=height * width), ordered_labels[kept])
 
     def encode(self, label: int, size: ImageSize) -> Rle:
         """Return the run lengths of a class, as COCO writes them."""
