@@ -214,7 +214,7 @@ def _run(prepared: PreparedRun, options: dict[str, Any], group: ProcessGroup) ->
 
 RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment", "fit")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
-COLUMN_OPTIONS = ("labels_column", "separator", "target")
+COLUMN_OPTIONS = ("labels_column", "separator", "target", "ignore")
 OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}
 
 

@@ -263,3 +263,48 @@ def test_a_model_for_another_task_shows_its_outputs(outputs: int, capsys: Captur
     assert "explained output" in capsys.readouterr().out
     assert run(["explain", "levels", "c.png", "--out", "page", "--class", "9"]) == 2
     assert "the model has no output '9'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_segmentation_model_explains_a_pixel(capsys: Capture) -> None:
+    options = [
+        "--model",
+        "mu/8",
+        "--set",
+        "steps=6",
+        "--set",
+        "schedule.warmup_steps=0",
+        "--set",
+        "batch_size=10",
+        "--workers",
+        "0",
+    ]
+    assert run(["train", "panes:train_size=30,size=24x32", "--task", "segment", "--out", "seg", *options]) == 0
+    capsys.readouterr()
+    assert run(["explain", "seg", "c.png", "--pixel", "20,7", "--class", "figure", "--out", "page", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (image,) = answer["images"]
+    assert image["explained"] == "figure"
+    assert image["region"] == {"pixel": [20, 7], "box": None, "pixels": 1, "size": [30, 24]}
+    assert set(image["curves"]) == {"random", "edges", *SALIENCY_METHODS}
+    assert {"00-c-region.png", "00-c-deletion.svg", "00-c-context.png"} <= set(answer["files"])
+    page = Path("page/index.html").read_text()
+    assert "Prediction for the pixel at column 20, row 7" in page
+    assert (
+        run(["explain", "seg", "--faithfulness", "panes:train_size=30,size=24x32", "--limit", "3", "--method", "rollout"]) == 0
+    )
+    assert "insertion" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--pixel", "3"], "--pixel must be X,Y in pixels, got '3'; try --pixel 16,12"),
+        (["--region", "1,2,3"], "--region must be X,Y,W,H in pixels, got '1,2,3'; try --region 16,12,40,30"),
+        (["--pixel", "3,4", "--region", "1,2,3,4"], "--pixel and --region both say what is explained"),
+        (["--pixel", "3,4"], "pixels are explained of segmentation models"),
+    ],
+)
+def test_pixels_that_are_none(options: list[str], sentence: str, capsys: Capture) -> None:
+    assert run(["explain", "mine", "c.png", *options]) == 2
+    assert sentence in capsys.readouterr().err

@@ -25,7 +25,7 @@ from vitrail.models.config import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
 IN_ATTENTION: list[Position] = ["relative", "rotary"]
-RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino"]
+RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino", "segmenter"]
 
 
 def shuffled(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -143,8 +143,8 @@ def test_resize_matrices_are_cached_and_the_table_is_never_stale() -> None:
 @pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11), (1, 1)])
 def test_two_small_matrices_are_the_interpolation(rule: PositionResize, grid: Grid) -> None:
     table = torch.randn(3, 5, 7)
-    mode = {"official": "bilinear"}.get(rule, "bicubic")
-    options = {"antialias": True} if rule == "timm" else {"align_corners": rule != "huggingface"}
+    mode = "bilinear" if rule in ("official", "segmenter") else "bicubic"
+    options = {"antialias": True} if rule == "timm" else {"align_corners": rule not in ("huggingface", "segmenter")}
     whole = torch.nn.functional.interpolate(rearrange(table, "h w d -> 1 d h w"), grid, mode=mode, **options)
     assert_close(resize_table(table, grid, rule), rearrange(whole, "1 d h w -> h w d"), rtol=0, atol=2e-6)
 

@@ -12,6 +12,7 @@ from vitrail.models.masked_autoencoders import build_masked_model
 from vitrail.models.masking_config import Masking
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.registry import get_recipe
+from vitrail.recipes.task_config import Segmentation
 from vitrail.report.model_card import model_card, wilson_interval
 from vitrail.weights.save import model_metadata
 
@@ -168,6 +169,33 @@ def test_top_5_accuracy_of_five_classes_is_not_listed() -> None:
     model = small_vit(classes=4)
     text = model_card(model_metadata(model, model.config, {"metrics": METRICS}), "me/mine")
     assert "top-5" not in text
+
+
+def test_a_segmentation_model_is_described_by_its_classes_of_pixels() -> None:
+    encoder = small_vit(classes=0)
+    encoder.preprocess, encoder.class_names = Preprocess(encoder.config.image, 1.0, "stretch"), ("sky", "tr|ee")
+    scores = {"miou": 0.5, "dice": 0.6, "pixel_accuracy": 0.7, "boundary_iou": 0.4, "loss": 1.25}
+    whole = model_metadata(encoder, encoder.config, {
+        "recipe": {**RECIPE, "task": {"kind": "segmentation", "classes": 2}}, "metrics": {"step": 5, "test": scores},
+    })  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"name": "sky", "iou": 0.25, "interval": [0.125, 0.5]},
+        {"name": "tr|ee", "iou": "NaN", "interval": ["NaN", "NaN"]},
+    ]
+    text = model_card(whole, "me/mine", num_images={"test": 12}, class_metrics=rows)
+    actual = header(text)
+    assert actual["pipeline_tag"] == "image-segmentation"
+    (result,) = actual["model-index"][0]["results"]
+    assert result["task"] == {"type": "image-segmentation"}
+    assert result["metrics"] == [{"type": "mean_iou", "name": "mean IoU", "value": 0.5}]
+    assert "It predicts for every pixel which of 2 classes it is of." in text
+    parameters = Segmentation(classes=2).cost(encoder.config).parameters
+    assert f"{parameters:,} parameters" in text
+    assert "| test, 12 images | mean IoU | 50.00% |" in text
+    assert "| 0 | `sky` | 25.0% | 12.5% to 50.0% |" in text
+    assert "| 1 | `tr/ee` | | |" in text
+    assert "vitrail predict hf:me/mine image.jpg --out masks --overlay" in text
+    assert "feature" not in text
 
 
 def test_wilson_interval_matches_published_values() -> None:

@@ -266,7 +266,7 @@ def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) ->
     desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
     with pytest.raises(Cancelled):
-        desk.saliency(("m0", None), "sample-0", None, "relevance", gone)
+        desk.saliency(("m0", None), "sample-0", None, "relevance", None, gone)
     facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"
 

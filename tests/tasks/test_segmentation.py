@@ -25,9 +25,10 @@ from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
-from vitrail.tasks.dense import restored_bands
+from vitrail.tasks.dense import classes_of_pixels, restored_bands
+from vitrail.tasks.pixel_loss import dice_loss
 from vitrail.tasks.registry import build_task
-from vitrail.tasks.segmentation import SegmentationTask, dice_loss
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.segmentation_model import LinearSegmenter
 from vitrail.training.load_checkpoint import load_checkpoint
 from vitrail.training.trained_run import TrainedRun
@@ -126,6 +127,13 @@ def test_outputs_are_restored_to_the_size_of_the_image_as_torch_interpolates(siz
     outputs = torch.randn(3, 16, 24)
     restored = torch.cat([band for _, band in restored_bands(outputs, make_task().preprocess, size)], dim=1)
     assert_close(restored, F.interpolate(outputs[None], size, mode="bilinear")[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_class_of_a_pixel_is_the_first_with_the_largest_score() -> None:
+    scores = torch.randint(0, 3, (2, 5, 7, 4)).float()
+    labels = classes_of_pixels(scores)
+    assert_close(labels.long(), scores.movedim(1, -1).argmax(-1))
+    assert_close(classes_of_pixels(scores[0]), labels[0])
 
 
 def test_the_margins_of_a_padded_image_are_cut_off() -> None:

@@ -4,10 +4,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.evaluation_rows import MAX_PRINTED_ROWS, format_value, print_rows
 from vitrail.cli.options import (
     BatchOption,
     CompileOption,
     DropPatchesOption,
+    IgnoreOption,
     ImageSizeOption,
     JsonOption,
     LabelsColumnOption,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from vitrail.evaluation.split_runner import Evaluation
     from vitrail.inference.predictor import Predictor
 
-MAX_PRINTED_ROWS = 5  # classes and pairs that are printed
 MAX_JSON_CLASSES = 100  # classes of a confusion matrix in JSON
 METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
 
@@ -42,9 +43,10 @@ def evaluate(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     tta: Annotated[
-        Literal["flip", "crops"] | None,
-        model_option(help="Test-time augmentation: average over the horizontal flip, or ten crops."),
+        Literal["flip", "crops", "scales"] | None,
+        model_option(help="Test-time augmentation: average over the horizontal flip, ten crops, or of masks three scales."),
     ] = None,
     batch: BatchOption = 64,
     compile: CompileOption = False,
@@ -74,7 +76,7 @@ def evaluate(
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     warn_about_compiling(speedups)
     with progress_bars() as on_progress:
-        columns = choose_columns(labels_column, separator, target)
+        columns = choose_columns(labels_column, separator, target, ignore)
         source = open_for_evaluation(data, predictors[0], on_progress, columns)
         for run, predictor in zip(runs, predictors, strict=True):
             _check_model(run if len(runs) > 1 else "", predictor, source, split)
@@ -85,7 +87,7 @@ def evaluate(
     if all(
         isinstance(result, ResampledEvaluation) and result.bootstrap.keys() == results[0].bootstrap.keys() for result in results
     ):
-        _report_resampled(runs, predictors, results, json)
+        _report_resampled(runs, predictors, results, tta, json)
         return
     if not all(isinstance(result, ClassificationEvaluation) for result in results):
         _report_metrics(runs, predictors, results, json)
@@ -128,14 +130,16 @@ def _report_metrics(runs: list[str], predictors: "list[Predictor]", results: "li
         make_console().print(table)
 
 
-def _report_resampled(runs: list[str], predictors: "list[Predictor]", results: "list[ResampledEvaluation]", json: bool) -> None:
+def _report_resampled(
+    runs: list[str], predictors: "list[Predictor]", results: "list[ResampledEvaluation]", tta: str | None, json: bool
+) -> None:
     """Report metrics with intervals, and compare the other models with the first."""
     from vitrail.evaluation.resampled import compare_resampled
 
     pairs = [compare_resampled(results[0], other) for other in results[1:]]
     if json:
         rows = [
-            {"model": run, **_base_json(result), **result.metrics, "interval": result.intervals, **result.details}
+            {"model": run, "tta": tta, **_base_json(result), **result.metrics, "interval": result.intervals, **result.details}
             for run, result in zip(runs, results, strict=True)
         ]
         paired = [
@@ -154,7 +158,7 @@ def _report_resampled(runs: list[str], predictors: "list[Predictor]", results: "
             ends = "" if low_high is None else " to ".join(format_value(end, name in fractions) for end in low_high)
             add_row(table, task.metric_titles.get(name, name), format_value(value, name in fractions), ends)
         make_console().print(table)
-        _print_rows(result)
+        print_rows(result.details)
     for run, pair in zip(runs[1:], pairs, strict=True):
         table = make_table("metric", "#difference", "#95 % CI", "#p", title=f"{printable(run)} minus {printable(runs[0])}")
         for name, each in pair.items():
@@ -166,31 +170,6 @@ def _report_resampled(runs: list[str], predictors: "list[Predictor]", results: "
                 ends,
                 f"{each.p:.2g}",
             )
-        make_console().print(table)
-
-
-def format_value(value: float, is_fraction: bool, signed: bool = False) -> str:
-    """Format a fraction as a percentage, or any other number."""
-    sign = "+" if signed else ""
-    return f"{100 * value:{sign}.2f}{'' if signed else '%'}" if is_fraction else f"{value:{sign}.4g}"
-
-
-def _print_rows(result: "ResampledEvaluation") -> None:
-    """Print the targets, or the classes of lowest average precision."""
-    if len(targets := result.details.get("targets", ())) > 1:
-        table = make_table("target", "#MAE", "#RMSE", "#R²")
-        for row in targets:
-            add_row(table, printable(row["name"]), *(f"{row[name]:.4g}" for name in ("mae", "rmse", "r2")))
-        make_console().print(table)
-    rows = [row for row in result.details.get("classes", ()) if row["support"]]
-    lowest = sorted(rows, key=lambda row: row["ap"])[:MAX_PRINTED_ROWS]
-    table = make_table(
-        "class", "#images", "#AP", "#threshold", "#precision", "#recall", "#F1", title="Classes of lowest average precision"
-    )
-    for row in lowest if len(rows) > 1 else ():
-        scores = (f"{row[name]:.1%}" for name in ("precision", "recall", "f1"))
-        add_row(table, printable(row["name"]), f"{row['support']:,}", f"{row['ap']:.1%}", f"{row['threshold']:.3f}", *scores)
-    if table.row_count:
         make_console().print(table)
 
 

@@ -17,10 +17,12 @@ from vitrail.errors import VitrailError, did_you_mean, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
+
     from vitrail.evaluation.explanation_benchmark import MeanAndError, MethodScore
     from vitrail.evaluation.explanations import Explanation
+    from vitrail.evaluation.region_selection import PixelSelection
     from vitrail.explain.head_statistics import HeadStatistics
-    from vitrail.models.build import Model
 
 MAX_PAGE_IMAGES = 50  # images per page
 
@@ -62,6 +64,20 @@ def explain(
             help="Class to explain, or the index of another output; repeatable, default: the most probable class.",
         ),
     ] = None,
+    pixel: Annotated[
+        str | None,
+        saliency_option(
+            metavar="X,Y", help="Pixel whose class is explained, of a segmentation model: column and row in the upright image."
+        ),
+    ] = None,
+    region: Annotated[
+        str | None,
+        saliency_option(
+            metavar="X,Y,W,H",
+            help="Rectangle of pixels that is explained as one; default: all pixels predicted to be of the class, or of the "
+            "largest class.",
+        ),
+    ] = None,
     faithfulness: Annotated[
         str | None,
         faithfulness_option(
@@ -94,14 +110,13 @@ def explain(
     from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images, output_index
     from vitrail.explain.attention import as_vit
     from vitrail.explain.head_statistics import head_statistics
-    from vitrail.models.build import get_encoder
     from vitrail.report.explanation_page import write_explanation_page
     from vitrail.system import select_device
     from vitrail.tasks.registry import model_task
     from vitrail.weights.load import load
 
-    methods = _check_methods(method)
-    model = get_encoder(load(source)).to(select_device(device))
+    methods, pixels = _check_methods(method), _parse_pixels(pixel, region)
+    model = load(source).to(select_device(device))
     vit = as_vit(model)
     task = model_task(model)
     numbers = None if not target else list(dict.fromkeys(output_index(name, task) for name in target))
@@ -115,7 +130,7 @@ def explain(
     check_queries(model, views)
     explanations: list[Explanation] = []
     with progress_bars() as on_progress:
-        for explanation in explain_images(model, names, methods, numbers, views):
+        for explanation in explain_images(model, names, methods, numbers, views, pixels):
             explanations.append(explanation)
             on_progress("explaining", len(explanations), len(names) * len(numbers or [0]))
         images = [explanation.image for explanation in explanations if not explanation.is_another_target]
@@ -165,6 +180,24 @@ def _parse_indices(option: str, text: str | None, count: int) -> tuple[int, ...]
     return tuple(dict.fromkeys(indices))
 
 
+def _parse_pixels(pixel: str | None, region: str | None) -> "PixelSelection | None":
+    from vitrail.evaluation.region_selection import PixelSelection
+
+    if pixel is not None and region is not None:
+        raise VitrailError(f"--pixel and --region both say what is explained, got {printable(pixel[:40])}; leave one out")
+    for option, text, example in (("--pixel", pixel, "16,12"), ("--region", region, "16,12,40,30")):
+        if text is not None and not re.fullmatch(rf"\d{{1,6}}(,\d{{1,6}}){{{example.count(',')}}}", text, re.ASCII):
+            names = "X,Y" if option == "--pixel" else "X,Y,W,H"
+            raise VitrailError(f"{option} must be {names} in pixels, got {printable(text[:40])!r}; try {option} {example}")
+    if pixel is not None:
+        x, y = map(int, pixel.split(","))
+        return PixelSelection(pixel=(x, y))
+    if region is not None:
+        x, y, width, height = map(int, region.split(","))
+        return PixelSelection(box=(x, y, width, height))
+    return None
+
+
 def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     from vitrail.explain.saliency import SALIENCY_METHODS
 
@@ -179,7 +212,7 @@ def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     return list(dict.fromkeys(methods)) if methods else None
 
 
-def _output_names(model: "Model") -> tuple[str, ...]:
+def _output_names(model: "nn.Module") -> tuple[str, ...]:
     from vitrail.evaluation.explanations import output_names
     from vitrail.tasks.registry import model_task
 
@@ -187,7 +220,7 @@ def _output_names(model: "Model") -> tuple[str, ...]:
 
 
 def _measure_faithfulness(
-    model: "Model",
+    model: "nn.Module",
     data: str,
     methods: "list[str] | None",
     limit: int,
@@ -203,7 +236,9 @@ def _measure_faithfulness(
     return benchmark_explanations(model, source, methods, limit, workers=workers, progress=on_progress, target=target)
 
 
-def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
+def _print_result(
+    model: "nn.Module", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]"
+) -> None:
     screen = make_console()
     labels = _output_names(model)
     classifies = any(explanation.probabilities is not None for explanation in explanations)
@@ -250,7 +285,7 @@ def _format_score(score: "MeanAndError") -> str:
 
 def _result_json(
     source: str,
-    model: "Model",
+    model: "nn.Module",
     explanations: "Sequence[Explanation]",
     head_stats: "HeadStatistics | None",
     faithfulness_scores: "Sequence[MethodScore]",
@@ -258,6 +293,8 @@ def _result_json(
     written: list[str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
+
+    from vitrail.evaluation.region_selection import region_json
 
     labels = _output_names(model)
     images = [
@@ -269,8 +306,9 @@ def _result_json(
             "outputs": explanation.outputs.tolist() if explanation.probabilities is None else None,
             "explained": None if explanation.target is None else labels[explanation.target],
             "maps": {name: values.tolist() for name, values in explanation.saliency_maps.items()},
-            "logit_lens": None if explanation.target is None else explanation.logit_lens[:, explanation.target].tolist(),
+            "logit_lens": explanation.target_lens,
             "token_norms": explanation.token_norms.tolist(),
+            **region_json(explanation.region, explanation.curves),
         }
         for explanation in explanations
     ]

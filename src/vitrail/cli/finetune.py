@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
+from vitrail.cli.options import IgnoreOption, JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
 from vitrail.cli.panels import data_option, model_option, optimisation_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
@@ -76,6 +76,7 @@ def finetune(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     augment: AugmentOption = None,
     folds: FoldsOption = None,
     task: TaskOption = None,
@@ -120,7 +121,7 @@ def finetune(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
+    columns, assignments = choose_columns(labels_column, separator, target, ignore), tuple(overrides or ())
     fields = RecipeOptions(
         assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds, head
     )
@@ -149,8 +150,7 @@ def finetune(
 
 
 def _print_init(weights: str, model: "Model", recipe: "Recipe") -> None:
-    kind = "classes" if recipe.task.labelled else "outputs"
-    new_head = f"with a new head for {recipe.model.classes} {kind if recipe.model.classes > 1 else kind.removesuffix('s')}"
+    new_head = f"with a new head for {recipe.task.describe_outputs(recipe.model)}"
     head = "with their head, since the classes are the same" if recipe.keep_head else new_head
     typer.echo(f"init      {weights}: {model.load_report.origin} weights {head}", err=True)
     logger, summary = logging.getLogger("vitrail"), model.load_report.summary()

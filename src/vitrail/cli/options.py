@@ -56,11 +56,20 @@ TargetOption = Annotated[
     list[str] | None, data_option("--target", metavar="COLUMN", help="Column of a table with a number to predict; repeatable.")
 ]
 
+IgnoreOption = Annotated[
+    list[str] | None,
+    data_option(
+        "--ignore",
+        metavar="VALUE",
+        help="Value or class in masks that counts for no class, besides 255 and void; none: no value; repeatable.",
+    ),
+]
+
 
 def column_options(message: str) -> str:
     """Return a message with the options of the command in place of those of Python."""
     return re.sub(
-        r"(?<![\w.-])(labels_column|separator|target|tile|overlap)=(?=[^\s=])",
+        r"(?<![\w.-])(labels_column|separator|target|ignore|tile|overlap)=(?=[^\s=])",
         lambda match: f"--{match[1].replace('_', '-')} ",
         message,
     )

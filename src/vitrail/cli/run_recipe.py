@@ -59,10 +59,10 @@ TaskOption = Annotated[
     ),
 ]
 HeadOption = Annotated[
-    Literal["linear", "eomt"] | None,
+    Literal["linear", "eomt", "segmenter"] | None,
     model_option(
-        help="Head of a segmentation model: one linear layer from each patch to its pixels, or queries in the last blocks "
-        "(EoMT); sets task.head."
+        help="Head of a segmentation model: one linear layer from each patch to its pixels, queries in the last blocks (EoMT), "
+        "or a transformer with a token for each class (Segmenter); sets task.head."
     ),
 ]
 SeedOption = Annotated[
@@ -121,7 +121,7 @@ class RunOptions:
 
 OPTION_NAMES = (
     "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "fit", "model", "recipe", "image_size",
-    "method", "folds", "trainable", "task", "head", "labels_column", "separator", "target",
+    "method", "folds", "trainable", "task", "head", "labels_column", "separator", "target", "ignore",
     "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
 )  # fmt: skip
 MAX_CLASS_ROWS = 20  # classes whose scores are printed

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.options import JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
+from vitrail.cli.options import IgnoreOption, JsonOption, LabelsColumnOption, SeparatorOption, TargetOption, parse_size
 from vitrail.cli.panels import model_option, optimisation_option, run_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
@@ -50,6 +50,7 @@ def train(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     augment: AugmentOption = None,
     folds: FoldsOption = None,
     task: TaskOption = None,
@@ -91,7 +92,7 @@ def train(
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
+    columns, assignments = choose_columns(labels_column, separator, target, ignore), tuple(overrides or ())
     fields = RecipeOptions(
         assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds, head
     )

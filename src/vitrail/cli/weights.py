@@ -68,7 +68,7 @@ def convert(
     source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
     format: Annotated[
-        str, output_option("--to", help="Format to write: vitrail, official, timm, huggingface, torchvision or dino.")
+        str, output_option("--to", help="Format to write: vitrail, official, timm, huggingface, torchvision or segmenter.")
     ] = "vitrail",
     image: Annotated[
         str | None, model_option("--image-size", metavar="H[xW]", help="New image size; the position embedding is resized.")
@@ -81,7 +81,7 @@ def convert(
     resize: Annotated[
         str,
         model_option(
-            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision or dino."
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision, dino, segmenter."
         ),
     ] = "origin",
     grid: GridOption = None,

@@ -143,6 +143,16 @@ def image_format(content: bytes) -> str:
     return f"{image.format} {image.mode}"
 
 
+def stored_size(content: bytes) -> tuple[ImageSize, int]:
+    """Return height and width as stored, before the EXIF orientation, which is returned as well."""
+    try:
+        image, _ = _open(content)  # only its header is read
+    except BadImage:  # bands that Pillow does not know
+        height, width = decode_bands(content).shape[:2]
+        return (height, width), 1
+    return (image.height, image.width), _orientation(image)
+
+
 def _open(content: bytes) -> tuple[Image.Image, int]:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)

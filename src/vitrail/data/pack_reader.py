@@ -4,6 +4,8 @@ The file is a safetensors file, so any tool can read it: for every split ``label
 one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the original JPEGs) with ``starts``. Its metadata has the
 class names, the provenance of the images and a SHA-256 of header and data. Several labels per image are in ``members``, the
 classes of one image after the other, and ``ends``, where those of each image end; numbers to predict in ``numbers`` (n m).
+Masks are in ``masks``: for each image a PNG of classes and one of objects (``stored_masks.py``), which may be empty, one after
+the other from ``mask_starts`` on.
 """
 
 import hashlib
@@ -20,6 +22,7 @@ from vitrail.data.band_files import MAX_BANDS
 from vitrail.data.sources.content_keys import array_key, sampled_array_key
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.stored_masks import with_stored_masks
 from vitrail.errors import VitrailError
 
 FORMAT, VERSION = "vitrail-pack", "1"
@@ -59,6 +62,23 @@ class PackedDataset(Dataset):
         return array_key(self.buffer) + self.starts.tobytes()
 
 
+@dataclass(frozen=True, eq=False)
+class PackedMasks:
+    """The PNGs of masks in one buffer, of each image that of its classes and that of its objects."""
+
+    buffer: ndarray
+    starts: ndarray  # 2 n + 1
+
+    def read_mask(self, index: int) -> bytes:
+        return self.buffer[self.starts[2 * index] : self.starts[2 * index + 1]].tobytes()
+
+    def read_objects(self, index: int) -> bytes | None:
+        return self.buffer[self.starts[2 * index + 1] : self.starts[2 * index + 2]].tobytes() or None
+
+    def key(self) -> bytes:
+        return sampled_array_key(self.buffer) + self.starts.tobytes()
+
+
 def is_pack(path: Path) -> bool:
     """Tell a pack by its first bytes, so that it can have any name."""
     try:
@@ -84,6 +104,7 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
         class_names = tuple(str(name) for name in json.loads(metadata["names"]))
         provenance = json.loads(metadata["provenance"])
         target_names = tuple(str(name) for name in json.loads(metadata.get("targets", "[]")))
+        masks = json.loads(metadata.get("masks", "null"))
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except VitrailError:
         raise
@@ -101,7 +122,8 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
         splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
         opened = {split: _open_split(data, header, split, class_names, f"{path} ({split})") for split in splits}
         return {
-            split: _with_targets(dataset, data, header, split, target_names) for split, dataset in opened.items()
+            split: _with_masks(_with_targets(dataset, data, header, split, target_names), data, header, split, masks)
+            for split, dataset in opened.items()
         }, provenance
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise VitrailError(f"{path} is inconsistent ({error}); rebuild it") from None
@@ -159,6 +181,18 @@ def _with_targets(
         raise ValueError(f"{split} has labels without a class name")
     label_sets = LabelSets.from_members(members, np.diff(ends, prepend=0), len(dataset.class_names))
     return with_label_sets(dataset, label_sets, dataset.class_names)
+
+
+def _with_masks(dataset: Dataset, data: ndarray, header: dict[str, Any], split: str, masks: dict[str, Any] | None) -> Dataset:
+    """Return the dataset with its masks, if the pack has any."""
+    if masks is None:
+        return dataset
+    buffer, starts = _read_array(data, header, f"{split}.masks"), _read_array(data, header, f"{split}.mask_starts")
+    starts = starts.astype(np.int64)
+    if len(starts) != 2 * len(dataset) + 1 or starts[0] != 0 or starts[-1] > len(buffer) or (np.diff(starts) < 0).any():
+        raise ValueError(f"{split} has inconsistent masks")
+    names = tuple(str(name) for name in masks["names"])
+    return with_stored_masks(dataset, PackedMasks(buffer, starts), names, bool(masks["are_targets"]))
 
 
 def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: tuple[str, ...], origin: str) -> Dataset:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitrail.data.band_statistics import find_bands
 from vitrail.data.decode import decode, decode_bands, to_pil
 from vitrail.data.pack_reader import DTYPES, FORMAT, VERSION, pack_checksum
 from vitrail.data.sources.dataset import Dataset, Progress, select_images
+from vitrail.data.sources.stored_masks import encode_masks
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
 from vitrail.system import available_cores
@@ -66,6 +68,35 @@ def write_pack(
     return report
 
 
+class _PackData:
+    """The data of a pack while it is written: its hash, and where each array is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.end = file, hashlib.sha256(), 0
+        self.entries: dict[str, dict[str, Any]] = {}
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content)
+        self.digest.update(content)
+        self.end += len(content)
+
+    def add_entry(self, name: str, begin: int, dtype: str, shape: list[int]) -> None:
+        """Name what has been written since ``begin``."""
+        self.entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, self.end]}
+
+    def append(self, name: str, content: bytes, dtype: str, shape: list[int]) -> None:
+        begin = self.end
+        self.write(content)
+        self.add_entry(name, begin, dtype, shape)
+
+    def append_numbers(self, name: str, numbers: list[Any], shape: list[int]) -> None:
+        self.append(name, np.array(numbers, "<i8").tobytes(), "I64", shape)
+
+    def pad(self, split: str) -> None:
+        """Align the int64 arrays that follow."""
+        self.append(f"{split}.pad", bytes(-self.end % 8), "U8", [-self.end % 8])
+
+
 def _write(
     file: BinaryIO,
     report: PackReport,
@@ -82,54 +113,101 @@ def _write(
     }  # fmt: skip
     if first.target_names:
         metadata["targets"] = json.dumps(first.target_names)
-    header_bytes = len(json.dumps({"__metadata__": metadata})) + 800 * max(len(splits), 1) + 200
+    has_masks = all(dataset.mask_names for dataset in splits.values())
+    if has_masks:
+        metadata["masks"] = json.dumps({"names": first.mask_names, "are_targets": first.has_mask_targets})
+    header_bytes = len(json.dumps({"__metadata__": metadata})) + (1400 if has_masks else 800) * max(len(splits), 1) + 200
     header_bytes += -header_bytes % 4096
     file.write(bytes(8 + header_bytes))
-    digest, entries, end = hashlib.sha256(), {}, 0
-
-    def append(name: str, content: bytes, dtype: str, shape: list[int]) -> None:
-        nonlocal end
-        file.write(content)
-        digest.update(content)
-        begin, end = end, end + len(content)
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
+    data = _PackData(file)
     bands = next((found for part in splits.values() if (found := find_bands(part)) is not None), None)
-    dtype = np.dtype(np.uint8 if bands is None or store == "jpeg" else bands.dtype)
-    dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
     total, done = sum(map(len, splits.values())), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress and (done % CHUNK == 0 or done == total):
+            progress("packing", done, total)
+
     for split, dataset in splits.items():
-        packed, shapes, starts, begin = [], [], [0], end
-        for index, item in _encode_images(dataset, bands, size, store, workers):
-            done += 1
-            if progress and (done % CHUNK == 0 or done == total):
-                progress("packing", done, total)
-            if isinstance(item, str):
-                report.skipped.append(item)
-                continue
-            content = item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes()
-            append("", content, "U8", [])
-            starts.append(starts[-1] + len(content) // dtype.itemsize)
-            packed.append(index)
-            shapes.append(item.shape if isinstance(item, ndarray) else (0, 0, 0))
-        entries.pop("", None)
-        report.counts[split] = len(packed)
-        uniform = store == "pixels" and len(set(shapes)) <= 1
-        array_shape = [len(packed), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
-        name = "pixels" if uniform else "files" if store == "jpeg" else "bytes"
-        entries[f"{split}.{name}"] = {"dtype": dtype_name, "shape": array_shape, "data_offsets": [begin, end]}
-        append(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # aligns the int64 arrays that follow
-        for target, array in _target_arrays(select_images(dataset, np.array(packed, np.int64))).items():
-            append(f"{split}.{target}", array.tobytes(), "F64" if array.dtype.kind == "f" else "I64", list(array.shape))
-        if not uniform:
-            append(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
-        if name == "bytes":
-            append(f"{split}.shapes", np.array(shapes, "<i8").tobytes(), "I64", [len(shapes), 3])
-    report.sha256 = pack_checksum(digest.hexdigest(), metadata, entries)
-    header = json.dumps({"__metadata__": {**metadata, "sha256": report.sha256}, **entries}).encode()
+        encoder = _Encoder(dataset, bands, size, store, has_masks)
+        report.counts[split] = _write_split(data, report, split, encoder, workers, tick)
+    report.sha256 = pack_checksum(data.digest.hexdigest(), metadata, data.entries)
+    header = json.dumps({"__metadata__": {**metadata, "sha256": report.sha256}, **data.entries}).encode()
     assert len(header) <= header_bytes, "the space reserved for the header is too small"
     file.seek(0)
     file.write(header_bytes.to_bytes(8, "little") + header.ljust(header_bytes))
+
+
+def _write_split(
+    data: _PackData, report: PackReport, split: str, encoder: "_Encoder", workers: int | None, tick: Callable[[], None]
+) -> int:
+    """Write the images of a split, then what belongs to them; return their number."""
+    store, dtype = encoder.store, encoder.dtype
+    packed, shapes, starts, begin = list[int](), list[tuple[int, ...]](), [0], data.end
+    with _MaskSpool(report.path.parent) as masks:
+        for index, item in encoder.encode_all(workers):
+            tick()
+            if isinstance(item, str):
+                report.skipped.append(item)
+                continue
+            content = item.image if isinstance(item.image, bytes) else np.ascontiguousarray(item.image).tobytes()
+            data.write(content)
+            masks.add(item)
+            starts.append(starts[-1] + len(content) // dtype.itemsize)
+            packed.append(index)
+            shapes.append(item.image.shape if isinstance(item.image, ndarray) else (0, 0, 0))
+        uniform = store == "pixels" and len(set(shapes)) <= 1
+        array_shape = [len(packed), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
+        name = "pixels" if uniform else "files" if store == "jpeg" else "bytes"
+        data.add_entry(f"{split}.{name}", begin, next(name for name, known in DTYPES.items() if known == dtype), array_shape)
+        data.pad(split)
+        for target, array in _target_arrays(select_images(encoder.dataset, np.array(packed, np.int64))).items():
+            data.append(f"{split}.{target}", array.tobytes(), "F64" if array.dtype.kind == "f" else "I64", list(array.shape))
+        if not uniform:
+            data.append_numbers(f"{split}.starts", starts, [len(starts)])
+        if name == "bytes":
+            data.append_numbers(f"{split}.shapes", shapes, [len(shapes), 3])
+        if encoder.has_masks:
+            masks.append_to(data, split)
+    return len(packed)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """An image as it will be stored, and the PNGs of its mask and of its objects."""
+
+    image: bytes | ndarray
+    mask: bytes | None = None
+    objects: bytes | None = None
+
+
+class _MaskSpool:
+    """PNGs of masks on disk, until the images are written; ``masks`` of a pack are the mask and the objects of an image in
+    turns, and those of an image without objects are empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.starts = tempfile.TemporaryFile(dir=folder), [0]  # noqa: SIM115
+
+    def __enter__(self) -> "_MaskSpool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def add(self, item: _Encoded) -> None:
+        for content in (item.mask or b"", item.objects or b""):
+            self.file.write(content)
+            self.starts.append(self.starts[-1] + len(content))
+
+    def append_to(self, data: _PackData, split: str) -> None:
+        begin = data.end
+        self.file.seek(0)
+        while content := self.file.read(2**20):
+            data.write(content)
+        data.write(bytes(-data.end % 8))  # aligns the array that follows
+        data.add_entry(f"{split}.masks", begin, "U8", [data.end - begin])
+        data.append_numbers(f"{split}.mask_starts", self.starts, [len(self.starts)])
 
 
 def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
@@ -142,20 +220,38 @@ def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
     return arrays
 
 
-def _encode_images(
-    dataset: Dataset, bands: BandFormat | None, size: int | tuple[int, int] | None, store: str, workers: int | None
-) -> Iterator[tuple[int, bytes | ndarray | str]]:
-    """Yield every image as it will be stored, or a sentence that says why it cannot be."""
+@dataclass(frozen=True)
+class _Encoder:
+    """How the images of a split are stored."""
 
-    def encode(index: int) -> tuple[int, bytes | ndarray | str]:
+    dataset: Dataset
+    bands: BandFormat | None
+    size: int | tuple[int, int] | None
+    store: str
+    has_masks: bool
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(np.uint8 if self.bands is None or self.store == "jpeg" else self.bands.dtype)
+
+    def encode_all(self, workers: int | None) -> Iterator[tuple[int, _Encoded | str]]:
+        """Yield every image as it will be stored, or a sentence that says why it cannot be."""
+        with ThreadPoolExecutor(workers or available_cores()) as pool:
+            for start in range(0, len(self.dataset), CHUNK):
+                yield from pool.map(self._encode_or_explain, range(start, min(start + CHUNK, len(self.dataset))))
+
+    def _encode_or_explain(self, index: int) -> tuple[int, _Encoded | str]:
         try:
-            return index, _encode_image(dataset.read(index), bands, size, store)
+            return index, self._encode(index)
         except (OSError, VitrailError) as error:
-            return index, f"{dataset.describe(index)} {str(error).removeprefix('the image ')}"
+            return index, f"{self.dataset.describe(index)} {str(error).removeprefix('the image ')}"
 
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
-        for start in range(0, len(dataset), CHUNK):
-            yield from pool.map(encode, range(start, min(start + CHUNK, len(dataset))))
+    def _encode(self, index: int) -> _Encoded:
+        image = _encode_image(self.dataset.read(index), self.bands, self.size, self.store)
+        if not self.has_masks:
+            return _Encoded(image)
+        size = None if isinstance(image, bytes) else (image.shape[0], image.shape[1])
+        return _Encoded(image, *encode_masks(self.dataset, index, size, crops=isinstance(self.size, tuple)))
 
 
 def _encode_image(

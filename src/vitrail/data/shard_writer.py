@@ -2,7 +2,8 @@
 
 A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
 its class index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers
-to predict by name; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same
+to predict by name; the key is its index in the split. Masks are ``KEY.mask.png`` and ``KEY.objects.png`` (``stored_masks.py``),
+with the names of their classes in ``mask_classes.txt``. Images are shuffled, so that every shard mixes the classes. The same
 images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
 (``resumable_folder.py``).
 """
@@ -24,8 +25,9 @@ from vitrail.data.band_files import array_format
 from vitrail.data.decode import image_format, to_pil
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
-from vitrail.data.sources.tar_index import TAR_BLOCK
-from vitrail.data.sources.tar_shards import CLASS_FILES, MAX_CLASSES, parse_class_names
+from vitrail.data.sources.stored_masks import encode_masks
+from vitrail.data.sources.tar_index import MASK_EXTENSION, OBJECTS_EXTENSION, TAR_BLOCK
+from vitrail.data.sources.tar_shards import CLASS_FILES, MASK_CLASS_FILE, MAX_CLASSES, parse_class_names
 from vitrail.errors import VitrailError
 from vitrail.io import fsync_path
 from vitrail.system import available_cores
@@ -75,20 +77,28 @@ def write_shards(
     if shard_size < 1:
         raise VitrailError(f"shard_size must be at least 1 byte, got {shard_size}; try shard_size=10**9")
     labels = _has_labels(splits, labelled)
-    classes = _encode_class_names(next(iter(splits.values())).class_names) if labels else b""
-    job = json.dumps([fingerprint(*splits.values()), list(splits), shard_size, seed, labels])
+    first = next(iter(splits.values()))
+    masks = all(dataset.mask_names for dataset in splits.values())
+    class_files = {CLASS_FILES[0]: _encode_class_names(first.class_names) if labels else b""}
+    if masks:
+        class_files[MASK_CLASS_FILE] = _encode_class_names(first.mask_names)
+    job = json.dumps(
+        [fingerprint(*splits.values()), list(splits), shard_size, seed, labels, *([first.mask_names] if masks else [])]
+    )
     with resumable_folder(out, job) as output:
         report = _resume(output)
         max_bad = max_bad_images(MAX_BAD_FRACTION, sum(map(len, splits.values())))
         for number, (split, dataset) in enumerate(splits.items()):
             order = permutation(seed, SHARD_STREAM + number, len(dataset))
-            _write_split(output, report, split, dataset, order, shard_size, labels, max_bad, progress, workers)
+            samples = _Samples(dataset, labels, masks)
+            _write_split(output, report, split, samples, order, shard_size, max_bad, progress, workers)
         if not sum(report.counts.values()):
             output.discard()
-            first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
-            raise VitrailError(f"nothing could be written: no image can be used{first}")
-        if classes:
-            output.write(CLASS_FILES[0], classes)
+            example = f"; the first one: {report.skipped[0]}" if report.skipped else ""
+            raise VitrailError(f"nothing could be written: no image can be used{example}")
+        for name, content in class_files.items():
+            if content:
+                output.write(name, content)
         for split, sizes in report.shards.items():
             for number in range(len(sizes)):
                 _shard_path(output, split, number).replace(output.partial / f"{split}-{number:06d}.tar")
@@ -154,10 +164,9 @@ def _write_split(
     output: ResumableFolder,
     report: ShardReport,
     split: str,
-    dataset: Dataset,
+    samples: "_Samples",
     order: ndarray,
     shard_size: int,
-    labelled: bool,
     max_bad: float,
     progress: Progress | None,
     workers: int | None,
@@ -167,23 +176,22 @@ def _write_split(
         count.setdefault(split, 0)
     sizes, tar = report.shards.setdefault(split, []), None
     try:
-        for index, item in _read_images(dataset, order[report.processed[split] :], workers):
+        for index, item in samples.encode_all(order[report.processed[split] :], workers):
             if isinstance(item, str):
                 report.skipped.append(item)
                 if len(report.skipped) > max_bad:
                     _raise_too_many_bad(output, report)
             else:
-                target = _encode_target(dataset, index) if labelled else None
-                if tar is not None and not tar.fits(item[1], target, shard_size):
+                if tar is not None and not tar.fits(item, shard_size):
                     sizes.append(tar.close())
                     output.save_progress(asdict(report))
                     tar = None
                 tar = tar or TarWriter(output.partial / f"{split}-{len(sizes):06d}.part")
-                tar.add(f"{index:09d}", *item, target)
+                tar.add(f"{index:09d}", item)
                 report.counts[split] += 1
             report.processed[split] += 1
-            if progress and (report.processed[split] % CHUNK == 0 or report.processed[split] == len(dataset)):
-                progress(f"writing {split}", report.processed[split], len(dataset))
+            if progress and (report.processed[split] % CHUNK == 0 or report.processed[split] == len(order)):
+                progress(f"writing {split}", report.processed[split], len(order))
         if tar is not None:
             sizes.append(tar.close())
         output.save_progress(asdict(report))
@@ -203,20 +211,39 @@ def _raise_too_many_bad(output: ResumableFolder, report: ShardReport) -> NoRetur
     )
 
 
-def _read_images(dataset: Dataset, order: ndarray, workers: int | None) -> Iterator[tuple[int, tuple[str, bytes] | str]]:
-    """Yield every image's file extension and bytes, or a sentence that says why it cannot be used."""
+Members = list[tuple[str, bytes]]  # the files of a sample: extension and content, the image first
 
-    def read(index: int) -> tuple[int, tuple[str, bytes] | str]:
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of a split, with their labels and masks or without."""
+
+    dataset: Dataset
+    labelled: bool
+    masked: bool
+
+    def encode_all(self, order: ndarray, workers: int | None) -> Iterator[tuple[int, Members | str]]:
+        """Yield the files of every sample, or a sentence that says why its image cannot be used."""
+        with ThreadPoolExecutor(workers or available_cores()) as pool:
+            for start in range(0, len(order), CHUNK):
+                yield from pool.map(self._encode_or_explain, order[start : start + CHUNK].tolist())
+
+    def _encode_or_explain(self, index: int) -> tuple[int, Members | str]:
         try:
-            return index, _encode(dataset.read(index))
+            return index, self._encode(index)
         except MemoryError:  # transient
             raise
         except Exception as error:  # a damaged header can fail its decoder in any way
-            return index, _explain_error(dataset.describe(index), error)
+            return index, _explain_error(self.dataset.describe(index), error)
 
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
-        for start in range(0, len(order), CHUNK):
-            yield from pool.map(read, order[start : start + CHUNK].tolist())
+    def _encode(self, index: int) -> Members:
+        members = [_encode_image(self.dataset.read(index))]
+        if self.masked:
+            mask, objects = encode_masks(self.dataset, index)
+            members.append((MASK_EXTENSION, mask))
+            if objects is not None:
+                members.append((OBJECTS_EXTENSION, objects))
+        return [*members, _encode_target(self.dataset, index)] if self.labelled else members
 
 
 def _explain_error(description: str, error: Exception) -> str:
@@ -227,7 +254,7 @@ def _explain_error(description: str, error: Exception) -> str:
     return f"{description} cannot be decoded: {error or type(error).__name__}"
 
 
-def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
+def _encode_image(content: bytes | ndarray) -> tuple[str, bytes]:
     if isinstance(content, bytes):
         return FORMAT_EXTENSIONS[image_format(content).split()[0]], content
     stream = io.BytesIO()
@@ -257,14 +284,13 @@ class TarWriter:
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, open(path, "wb")  # noqa: SIM115
 
-    def fits(self, content: bytes, target: tuple[str, bytes] | None, max_bytes: int) -> bool:
-        added = TAR_BLOCK + _pad_to_block(len(content)) + (0 if target is None else TAR_BLOCK + _pad_to_block(len(target[1])))
+    def fits(self, members: Members, max_bytes: int) -> bool:
+        added = sum(TAR_BLOCK + _pad_to_block(len(content)) for _, content in members)
         return self.file.tell() + added + len(END_MARKER) <= max_bytes
 
-    def add(self, key: str, extension: str, content: bytes, target: tuple[str, bytes] | None) -> None:
-        self._write_member(f"{key}.{extension}", content)
-        if target is not None:
-            self._write_member(f"{key}.{target[0]}", target[1])
+    def add(self, key: str, members: Members) -> None:
+        for extension, content in members:
+            self._write_member(f"{key}.{extension}", content)
 
     def _write_member(self, name: str, content: bytes) -> None:
         info = tarfile.TarInfo(name)

@@ -15,13 +15,16 @@ from vitrail.evaluation.label_matching import select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.evaluation.multi_label import evaluate_multi_label
 from vitrail.evaluation.regression import evaluate_regression
+from vitrail.evaluation.segmentation import evaluate_segmentation
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
-from vitrail.evaluation.tta import TTAMode, TTAPredictor
+from vitrail.evaluation.tta import TTAMode
+from vitrail.evaluation.with_tta import with_tta
 from vitrail.inference.load import load_predictor
-from vitrail.inference.predictor import require_classifier, require_outputs
+from vitrail.inference.predictor import require_outputs
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import Task
 
 DEFAULT_BATCH_SIZE = 64
@@ -40,9 +43,9 @@ def evaluate(
 
     Returns the ``Evaluation`` of the model's task: metrics and notes; of one label per image, all of
     ``ClassificationEvaluation``, of several a ``ResampledEvaluation``.
-    ``data`` is what ``vitrail.open_dataset`` opens, also an object with images and targets by index. ``tta``, for a
-    classifier, is ``"flip"`` or ``"crops"``. If the dataset has a validation split that is not the one evaluated, the
-    temperature of a classifier is fitted on it.
+    ``data`` is what ``vitrail.open_dataset`` opens, also an object with images and targets by index. ``tta`` is ``"flip"``,
+    for a classifier also ``"crops"``, and for masks ``"scales"``. If the dataset has a validation split that is not the one
+    evaluated, the temperature of a classifier is fitted on it.
     """
     predictor = require_outputs(load_predictor(model))
     task, is_default_split, notes = predictor.task, split is None, []
@@ -50,8 +53,7 @@ def evaluate(
     split, source = select_split(data, split, task.config.labelled)
     preprocess = predictor.preprocess
     if tta is not None:
-        require_classifier(predictor, "test-time augmentation")
-        predictor = TTAPredictor(predictor, tta)
+        predictor = with_tta(predictor, tta)
         if tta == "crops" and preprocess.image_size == preprocess.resize_to:
             notes = ["the model's preprocessing crops nothing, so the images were enlarged before cropping"]
     runner = SplitRunner(predictor, batch_size, workers, progress)
@@ -79,3 +81,4 @@ def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split:
 
 evaluate_task.register(MultiLabelTask, evaluate_multi_label)
 evaluate_task.register(RegressionTask, evaluate_regression)
+evaluate_task.register(SegmentationTask, evaluate_segmentation)

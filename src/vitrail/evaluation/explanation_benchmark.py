@@ -1,23 +1,26 @@
 """Benchmark of explanation methods on a model: deletion and insertion on any images, object masks if there are some.
 
-The predicted class is explained. A random map and an edge detector are rows of the same table, and a method beats both
-only if its paired difference is more than two standard errors. b images, m metrics, s steps, y and x the grid of patches.
+The predicted class is explained, and of a segmentation model the region of the largest class that is predicted. A random map
+and an edge detector are rows of the same table, and a method beats both only if its paired difference is more than two standard
+errors. b images, m metrics, s steps, y and x the grid of patches.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, Subset
 from vitrail.errors import VitrailError
+from vitrail.evaluation.region_selection import largest_predicted_regions
 from vitrail.explain.attention import as_vit, eval_mode
 from vitrail.explain.faithfulness import (
     DEFAULT_STEPS,
@@ -28,10 +31,11 @@ from vitrail.explain.faithfulness import (
     pool_to_patches,
     random_map,
 )
+from vitrail.explain.region import RegionClassifier
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
-from vitrail.inference.predictor import TorchPredictor, require_classifier
-from vitrail.models.build import Model
+from vitrail.inference.predictor import TorchPredictor, require_classifier, require_preprocess
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import model_task
 
 BASELINES = ("random", "edges")
 METRIC_SIGNS = {"deletion": -1, "insertion": 1, "pointing_game": 1, "mass_on_object": 1}  # -1: lower is better
@@ -63,7 +67,7 @@ class MethodScore:
 
 
 def benchmark_explanations(
-    model: Model,
+    model: nn.Module,
     source: Dataset,
     methods: Sequence[str] | None = None,
     limit: int | None = None,
@@ -75,19 +79,16 @@ def benchmark_explanations(
 ) -> list[MethodScore]:
     """Score the methods, baselines first. ``limit``: number of images, evenly spaced. ``batch_size`` None: as many as fit.
     ``target``: the class whose maps and probabilities are measured; None: the most probable one of each image."""
-    vit = as_vit(model)
     subset = evenly_spaced(source, limit)
     names = [*BASELINES, *(SALIENCY_METHODS if methods is None else methods)]
     rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
-    done = 0
-    for images, masks in _batches(model, subset, batch_size or max_batch_size(vit), workers):
-        with torch.no_grad(), eval_mode(vit):
-            logits = vit(images)
-        if not logits.isfinite().all():
-            raise VitrailError("the model's logits are not finite (NaN/Inf); its weights may be damaged")
-        classes = logits.argmax(dim=1) if target is None else torch.full_like(logits[:, 0], target, dtype=torch.long)
+    read = done = 0  # images
+    for images, masks in _batches(model, subset, batch_size or max_batch_size(as_vit(model)), workers):
+        read += images.shape[0]
+        vit, classes, kept = _explained(model, images, target)
+        images, masks = images[kept], None if masks is None or isinstance(vit, RegionClassifier) else masks[kept]
         grid = vit.grid(images)
-        for name in names:
+        for name in names if images.shape[0] else ():
             match name:
                 case "random":
                     maps = random_map(images, grid, done)
@@ -98,9 +99,11 @@ def benchmark_explanations(
             rows[name].append(_score_maps(vit, images, maps, classes, masks, steps))
         done += images.shape[0]
         if progress:
-            progress("scoring explanations", done, len(subset))
-    if not done:
+            progress("scoring explanations", read, len(subset))
+    if not read:
         raise VitrailError("none of the images can be read; `vitrail data check` gives the reasons")
+    if not done:
+        raise VitrailError("no pixel of these images is predicted to be of this class; name another with --class")
     values = {name: torch.cat([part for part, _ in parts]) for name, parts in rows.items()}
     curves = {name: torch.cat([part for _, part in parts]) for name, parts in rows.items()}
     return [_summarise(name, values, curves[name]) for name in names]
@@ -156,15 +159,30 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
     return transformed.images[:, 0].clamp(0, 1)
 
 
-def _batches(model: Model, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    preprocess, weight = require_classifier(TorchPredictor(model)).preprocess, next(model.parameters())
+def _explained(model: Any, images: Tensor, target: int | None) -> tuple[ViT, Tensor, Tensor]:
+    """Return the classifier whose maps are scored, which images it can explain, and the class of each of them."""
+    if model_task(model).has_pixel_classes:
+        return largest_predicted_regions(model, images, target)
+    vit = as_vit(model)
+    with torch.no_grad(), eval_mode(vit):
+        logits = vit(images)
+    if not logits.isfinite().all():
+        raise VitrailError("the model's logits are not finite (NaN/Inf); its weights may be damaged")
+    classes = logits.argmax(dim=1) if target is None else torch.full_like(logits[:, 0], target, dtype=torch.long)
+    return vit, classes, torch.ones_like(classes, dtype=torch.bool)
+
+
+def _batches(model: nn.Module, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if not model_task(model).has_pixel_classes:
+        require_classifier(TorchPredictor(model))
+    preprocess, weight = require_preprocess(model), next(model.parameters())
     for part in build_eval_loader(source, preprocess, batch_size).batches(workers=workers):
         if part.images.shape[0]:
             yield part.images.to(weight.device, weight.dtype), object_masks(source, part.indices.tolist(), preprocess)
 
 
 def _score_maps(
-    vit: Model, images: Tensor, maps: Tensor, classes: Tensor, masks: Tensor | None, steps: int
+    vit: ViT, images: Tensor, maps: Tensor, classes: Tensor, masks: Tensor | None, steps: int
 ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b 2 s"]]:
     result = faithfulness(vit, images, maps, classes, steps)
     columns = [result.deletion_auc.cpu(), result.insertion_auc.cpu()]

@@ -5,23 +5,24 @@ l layers, s states between them, h heads, k outputs, t tokens, c channels, y and
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, did_you_mean
+from vitrail.evaluation.region_selection import PixelSelection, Region, RegionCurves, region_curves, select_regions
 from vitrail.explain.attention import as_vit, attention, check_indices, eval_mode, pooled_attention
-from vitrail.explain.gradient import logit_lens
+from vitrail.explain.gradient import has_logit_lens, logit_lens
 from vitrail.explain.head_statistics import token_norms
+from vitrail.explain.region import RegionClassifier
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
 from vitrail.inference.inputs import as_images
 from vitrail.inference.predictor import require_preprocess
-from vitrail.inference.preprocess_images import preprocess_subset
+from vitrail.inference.preprocess_images import load_image, preprocess_subset
 from vitrail.layers.position import Grid
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
@@ -59,65 +60,100 @@ class Explanation:
     token_norms: Float[Tensor, "s t"]
     predicted_labels: tuple[str, ...] | None = None  # if the model predicts several labels per image
     is_another_target: bool = False  # the same image as the explanation before, and another class
+    region: Region | None = None  # the pixels that are explained, of a segmentation model
+    curves: dict[str, RegionCurves] = field(default_factory=dict)  # how faithful the maps are to the region, by method
+
+    @property
+    def target_lens(self) -> list[float] | None:
+        """The logit lens of the target; None without a target, or if the head cannot be applied after each block."""
+        return self.logit_lens[:, self.target].tolist() if self.target is not None and self.logit_lens.shape[1] else None
 
 
 def explain_images(
-    model: Model,
+    model: nn.Module,
     images: Any,
     methods: Sequence[str] | None = None,
     target: int | Sequence[int] | None = None,
     attention_selection: AttentionSelection | None = None,
+    pixels: PixelSelection | None = None,
 ) -> Iterator[Explanation]:
     """Explain images one by one. ``target``: the class to explain, or several, each of which is explained in turn; None: the
     most probable one. An empty ``methods`` gives no maps.
 
     Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model
     without a head has no outputs: there are attention-based maps only, and no logit lens.
+
+    Of a segmentation model, the class of some ``pixels`` of each image is explained; None: all pixels of the target, or of the
+    largest class, as they are predicted.
     """
-    vit, selection = as_vit(model), attention_selection or AttentionSelection()
-    task = model_task(model)
+    selection = attention_selection or AttentionSelection()
+    targets = (target,) if target is None or isinstance(target, int) else tuple(target)
+    source = as_images(images)
+    if not model_task(model).has_pixel_classes:
+        if pixels is not None:
+            raise VitrailError(
+                "pixels are explained of segmentation models, and this model predicts none; leave --pixel and --region out"
+            )
+        for index in range(len(source)):
+            batch = preprocess_subset(model, source, [index])
+            yield from _explain(as_vit(model), source.describe(index), batch, methods, targets, selection)
+        return
+    for index in range(len(source)):
+        batch = preprocess_subset(model, source, [index])
+        for region, region_targets in select_regions(model, batch, load_image(source.read(index)).size, targets, pixels):
+            classifier = RegionClassifier(model, region.weights[None].to(batch))
+            for explanation in _explain(classifier, source.describe(index), batch, methods, region_targets, selection):
+                assert explanation.target is not None
+                curves = region_curves(classifier, batch, explanation.saliency_maps, explanation.target)
+                yield replace(explanation, region=region, curves=curves)
+
+
+def _explain(
+    vit: ViT,
+    file: str,
+    batch: Float[Tensor, "1 c height width"],
+    methods: Sequence[str] | None,
+    targets: Sequence[int | None],
+    selection: AttentionSelection,
+) -> Iterator[Explanation]:
+    """Explain one image, each target in turn."""
+    task = model_task(vit)
     headless = not vit.config.classes
     selected_methods = tuple(CLASS_AGNOSTIC_METHODS if headless else SALIENCY_METHODS) if methods is None else methods
-    targets = (target,) if target is None or isinstance(target, int) else tuple(target)
     class_specific = [name for name in selected_methods if name not in CLASS_AGNOSTIC_METHODS]
-    if headless and (class_specific or target is not None):
+    if headless and (class_specific or targets != (None,)):
         raise VitrailError(
             f"{class_specific[0] if class_specific else '--class'} needs a class, and a model without a head (classes=0) has "
             f"none; try {' or '.join(CLASS_AGNOSTIC_METHODS)}, or add a head: vitrail finetune RUN DATA"
         )
     layers = check_indices("layers", selection.layers, len(vit.blocks))
     heads = check_indices("heads", selection.heads, vit.config.heads)
-    source = as_images(images)
-    for index in range(len(source)):
-        batch = preprocess_subset(vit, source, [index])
-        with torch.no_grad(), eval_mode(vit):
-            output = vit(batch)[0]
-        if not output.isfinite().all():
-            raise VitrailError(
-                f"the model's output for {source.describe(index)} is not finite (NaN/Inf); its weights may be damaged"
-            )
-        outputs = output[:0] if headless else output
-        lens = outputs.new_zeros(len(vit.blocks) + 1, 0) if headless else logit_lens(vit, batch)[:, 0]
-        explanation = Explanation(
-            file=source.describe(index),
-            image=batch[0].cpu(),
-            grid=vit.grid(batch),
-            outputs=outputs.cpu() if headless else task.restore(outputs).cpu(),
-            probabilities=_probabilities(task, outputs),
-            predicted_labels=predicted_labels(task, outputs),
-            target=None,
-            saliency_maps={},
-            layers=layers,
-            head_indices=heads,
-            attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
-            logit_lens=_readable_lens(task, lens),
-            token_norms=token_norms(vit, batch)[:, 0].cpu(),
-        )
-        for number, each in enumerate(targets):
-            chosen = each if each is not None or headless else task.default_output(outputs)
-            classes = None if chosen is None else torch.tensor([chosen], device=batch.device)
-            maps = {name: saliency(vit, batch, name, classes)[0].cpu() for name in selected_methods}
-            yield replace(explanation, target=chosen, saliency_maps=maps, is_another_target=number > 0)
+    with torch.no_grad(), eval_mode(vit):
+        output = vit(batch)[0]
+    if not output.isfinite().all():
+        raise VitrailError(f"the model's output for {file} is not finite (NaN/Inf); its weights may be damaged")
+    outputs = output[:0] if headless else output
+    lens = logit_lens(vit, batch)[:, 0] if has_logit_lens(vit) else outputs.new_zeros(len(vit.blocks) + 1, 0)
+    explanation = Explanation(
+        file=file,
+        image=batch[0].cpu(),
+        grid=vit.grid(batch),
+        outputs=outputs.cpu() if headless else task.restore(outputs).cpu(),
+        probabilities=_probabilities(task, outputs),
+        predicted_labels=predicted_labels(task, outputs),
+        target=None,
+        saliency_maps={},
+        layers=layers,
+        head_indices=heads,
+        attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
+        logit_lens=_readable_lens(task, lens),
+        token_norms=token_norms(vit, batch)[:, 0].cpu(),
+    )
+    for number, each in enumerate(targets):
+        chosen = each if each is not None or headless else task.default_output(outputs)
+        classes = None if chosen is None else torch.tensor([chosen], device=batch.device)
+        maps = {name: saliency(vit, batch, name, classes)[0].cpu() for name in selected_methods}
+        yield replace(explanation, target=chosen, saliency_maps=maps, is_another_target=number > 0)
 
 
 def predicted_labels(task: Task, outputs: Float[Tensor, " k"]) -> tuple[str, ...] | None:
@@ -135,7 +171,7 @@ def output_names(task: Task) -> tuple[str, ...]:
 
 def output_index(name: str, task: Task) -> int:
     """Return the index of a class by its name or index, or that of another task's output."""
-    names, kind = output_names(task), "class" if task.has_classes else "output"
+    names, kind = output_names(task), "class" if task.has_classes or task.has_pixel_classes else "output"
     if name in names:
         return names.index(name)
     if name.isascii() and name.isdecimal() and len(name) < 7 and int(name) < len(names):
@@ -158,7 +194,7 @@ def _readable_lens(task: Task, lens: Float[Tensor, "s k"]) -> Float[Tensor, "s k
     return (task.restore(lens.double()) if lens.shape[-1] else lens.double()).cpu()
 
 
-def check_queries(model: Model, selection: AttentionSelection) -> None:
+def check_queries(model: nn.Module, selection: AttentionSelection) -> None:
     """Raise an error if a query token does not exist, before any computation."""
     vit, preprocess = as_vit(model), require_preprocess(model)
     for name in selection.queries or ():

@@ -14,7 +14,9 @@ from vitrail.data.sources.dataset import (
     as_label_sets,
     class_counts,
     select_images,
+    with_class_names,
     with_label_sets,
+    with_mask_targets,
 )
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
@@ -65,6 +67,8 @@ def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
 def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
     """Return the dataset with its labels numbered by the model's classes, for ``Task.targets``; other targets as they are."""
     task = predictor.task
+    if task.config.has_masks:
+        return match_masks(source, predictor, data)
     if not task.has_classes:
         task.require_targets(source, data)
         return source
@@ -78,6 +82,20 @@ def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
         return with_label_sets(source, renumbered, predictor.class_names)
     numbering = np.append(classes, -1)  # the last stands for no label
     return Subset(source, np.arange(len(source)), numbering[source.labels], predictor.class_names)
+
+
+def match_masks(source: Dataset, predictor: Predictor, data: str) -> Dataset:
+    """Return the dataset with its masks numbered by the model's classes, all of which it need not have."""
+    source, names = with_mask_targets(source, data), predictor.class_names
+    if unknown := [name for name in source.mask_names if name not in names]:
+        raise VitrailError(
+            _unknown_classes_message(unknown, len(source.mask_names), list(names), data, predictor.names is None)
+        )
+    if duplicate := next((name for name in source.mask_names if names.count(name) > 1), None):
+        raise VitrailError(
+            f"two classes of the model are named {duplicate!r}, so the masks of {data} cannot be matched with them"
+        )
+    return with_class_names(source, names)
 
 
 def _other_names(source: Dataset, class_names: Sequence[str]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from numpy import ndarray
 from torch import Tensor
 
@@ -19,7 +19,7 @@ class ResampledEvaluation(Evaluation):
 
     intervals: dict[str, tuple[float, float]]
     bootstrap: dict[str, Float[ndarray, " r"]]  # the metrics of each resample, which are the same images for every model
-    outputs: Float[Tensor, "b ..."]
+    outputs: Num[Tensor, "b ..."]
     targets: Any
     indices: Int[Tensor, " b"]  # of the images in the split
     details: dict[str, Any]  # what the task says besides, such as a row per class

@@ -1,16 +1,17 @@
 """Run a predictor on the images of a split, and what every evaluation has in common. b images."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitrail.data.loader import build_pixel_loader
+from vitrail.data.loader import Loader, build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, Progress
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor
-from vitrail.inference.run import iter_outputs, join_outputs
+from vitrail.inference.run import OutputBatch, iter_outputs, join_outputs
 from vitrail.tasks.task import Task
 
 
@@ -37,14 +38,22 @@ class SplitRunner:
 
     def run(self, source: Dataset, split: str) -> tuple[Float[Tensor, "b ..."], Int[Tensor, " b"], int]:
         """Return the outputs of the readable images, their indices in the split, and how many are unreadable."""
-        loader, batches, done = build_pixel_loader(source, self.predictor.preprocess, self.batch_size), [], 0
+        loader = self.loader(source)
+        outputs, indices = join_outputs(list(self.batches(loader, split)))
+        return torch.from_numpy(outputs), torch.from_numpy(indices), len(loader.read_errors)
+
+    def loader(self, source: Dataset) -> Loader:
+        """Return the loader of a split, which knows afterwards what could not be read."""
+        return build_pixel_loader(source, self.predictor.preprocess, self.batch_size)
+
+    def batches(self, loader: Loader, split: str) -> Iterator[OutputBatch]:
+        """Yield outputs batch by batch, for a task whose outputs are too large to keep."""
+        done, total = 0, len(loader.dataset)
         for batch in iter_outputs(self.predictor.outputs, loader, self.workers):
-            batches.append(batch)
+            yield batch
             done += len(batch.indices)
             if self.progress is not None:
-                self.progress(f"evaluating {split}", done, len(source))
-        outputs, indices = join_outputs(batches)
-        return torch.from_numpy(outputs), torch.from_numpy(indices), len(loader.read_errors)
+                self.progress(f"evaluating {split}", done, total)
 
 
 def check_outputs(task: Task, outputs: Float[Tensor, "b ..."], indices: Int[Tensor, " b"], source: Dataset, data: str) -> None:

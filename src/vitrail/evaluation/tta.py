@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor
 
-TTAMode = Literal["flip", "crops"]
+TTAMode = Literal["flip", "crops", "scales"]
 DEFAULT_CROP_PCT = 7 / 8  # crop_pct for preprocessing without a crop
 
 
@@ -27,6 +28,8 @@ class TTAPredictor(Predictor):
     """Returns logits whose probabilities are the mean over the views, usable wherever logits are."""
 
     def __init__(self, predictor: Predictor, mode: TTAMode) -> None:
+        if mode == "scales":
+            raise VitrailError(f"tta=scales is for masks, and {predictor.source} predicts classes of images; try tta=crops")
         preprocess = without_crop(predictor.preprocess) if mode == "crops" else predictor.preprocess
         super().__init__(predictor.source, predictor.config, preprocess, predictor.names, predictor.metadata)
         self.predictor, self.mode, self.backend = predictor, mode, predictor.backend

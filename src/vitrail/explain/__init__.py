@@ -16,5 +16,6 @@ from vitrail.explain.head_statistics import attention_distance as attention_dist
 from vitrail.explain.head_statistics import head_statistics as head_statistics
 from vitrail.explain.head_statistics import token_norms as token_norms
 from vitrail.explain.module_trace import trace_modules as trace_modules
+from vitrail.explain.region import region_classifier as region_classifier
 from vitrail.explain.rollout import rollout as rollout
 from vitrail.explain.saliency import saliency as saliency

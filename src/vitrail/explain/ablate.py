@@ -32,24 +32,35 @@ def ablate(
     ``shuffle_permutation`` draws it from the seed. ``drop``: their tokens never enter the model; the others' positions stay.
     """
     vit = as_vit(model)
-    grid = vit.grid(images)
-    count = grid[0] * grid[1]
-    ablated = sorted(set(check_indices("patches", patches, count))) if len(patches) else []
+    with eval_mode(vit):
+        if mode == "drop" and len(patches):
+            grid = vit.grid(images)
+            ablated = sorted(set(check_indices("patches", patches, grid[0] * grid[1])))
+            return _forward_without(vit, images, ablated, grid)
+        return vit(images if mode == "drop" else ablate_images(vit, images, patches, mode, seed))
+
+
+def ablate_images(
+    vit: ViT, images: Float[Tensor, "b c height width"], patches: Sequence[int], mode: str = "mask", seed: int = 0
+) -> Float[Tensor, "b c height width"]:
+    """Return the images with these patches masked or shuffled, for a model of any task."""
     if mode not in ABLATION_MODES:
         raise VitrailError(
             f"patches are ablated by {', '.join(ABLATION_MODES[:-1])} or {ABLATION_MODES[-1]}, got {mode[:40]!r}; "
             "try mode='mask'"
         )
-    with eval_mode(vit):
-        if not ablated:
-            return vit(images)
-        if mode == "drop":
-            return _forward_without(vit, images, ablated, grid)
-        if mode == "shuffle":
-            return vit(_permute_patches(images, shuffle_permutation(ablated, count, seed), grid))
-        masked = torch.zeros(images.shape[0], count, dtype=torch.bool, device=images.device)
-        masked[:, ablated] = True
-        return vit(torch.where(expand_to_pixels(masked, grid, images), torch.zeros_like(images), images))
+    if mode == "drop":
+        raise VitrailError("dropped patches are no change of the image; mask or shuffle them instead")
+    if not len(patches):
+        return images
+    grid = vit.grid(images)
+    count = grid[0] * grid[1]
+    ablated = sorted(set(check_indices("patches", patches, count)))
+    if mode == "shuffle":
+        return _permute_patches(images, shuffle_permutation(ablated, count, seed), grid)
+    masked = torch.zeros(images.shape[0], count, dtype=torch.bool, device=images.device)
+    masked[:, ablated] = True
+    return torch.where(expand_to_pixels(masked, grid, images), torch.zeros_like(images), images)
 
 
 def shuffle_permutation(patches: Sequence[int], count: int, seed: int = 0) -> list[int]:

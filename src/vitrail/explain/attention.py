@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
 from vitrail.explain.merged_tokens import split_over_patches, track_merging
+from vitrail.explain.region import RegionClassifier
 from vitrail.layers.position import Grid, RelativeKeys
 from vitrail.layers.tap import record_activations
+from vitrail.models.build import get_encoder
 from vitrail.models.token_reduced_vit import shallow_copy
 from vitrail.models.vit import ViT
 
@@ -130,9 +132,11 @@ def visit_attention_rows(
 def pooling_weights(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t"]:
     """Return the weight of each token in the pooling: the class token's, uniform for the mean, attention for MAP.
 
-    Two halves of a representation count equally.
+    Two halves of a representation count equally. Of a region, they are its patches, as much as they have of it.
     """
     vit = as_vit(model)
+    if isinstance(vit, RegionClassifier):
+        return vit.token_weights(images)
     prefix, patches = vit.config.prefix_tokens, _num_patches(vit, images)
     result = images.new_zeros(images.shape[0], prefix + patches)
     match vit.config.pool:
@@ -186,8 +190,8 @@ def to_grid(
 
 
 def as_vit(model: nn.Module) -> ViT:
-    """Return the model as a ViT, a compiled one uncompiled; other models have no attention."""
-    model = getattr(model, "_orig_mod", model)
+    """Return the model as a ViT, a compiled one uncompiled, of one with a decoder the encoder; others have no attention."""
+    model = get_encoder(getattr(model, "_orig_mod", model))
     model = model if model._compiled_call_impl is None else shallow_copy(model)
     if not isinstance(model, ViT):
         raise VitrailError(f"a {type(model).__name__} has no attention; load a Vision Transformer or a hybrid")

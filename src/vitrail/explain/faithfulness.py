@@ -3,8 +3,11 @@ point at the object?
 
 Deletion and insertion (Petsiuk et al. 2018), patch by patch: the area under the class probability while patches are removed,
 most important first (low is good), and while they are inserted (high is good). The pointing game (Zhang et al. 2016) and the
-fraction of a map that lies on the object. A random map and an edge detector are the baselines. b images, c channels, n patches,
-s steps, y and x the grid.
+fraction of a map that lies on the object. A random map and an edge detector are the baselines.
+
+A region of an image loses its class at once when its own patches are deleted, whatever they were surrounded by, and a map that
+merely marks the region is rewarded for it. With patches to ``keep`` only the others, the context, are removed and ranked. b
+images, c channels, n patches, s steps, y and x the grid.
 """
 
 from dataclasses import dataclass
@@ -46,22 +49,31 @@ def faithfulness(
     maps: Float[Tensor, "b y x"],
     classes: Int[Tensor, " b"] | None = None,
     steps: int = DEFAULT_STEPS,
+    keep: Bool[Tensor, "b n"] | None = None,
 ) -> Faithfulness:
-    """Compute both curves. Deleted patches become grey, the mean of normalised images; patches not yet inserted are blurred."""
+    """Compute both curves. Deleted patches become grey, the mean of normalised images; patches not yet inserted are blurred.
+
+    ``keep``: patches that are never deleted, and inserted from the start.
+    """
     if steps < 1:
         raise VitrailError(f"steps must be at least 1, got {steps}; try steps={DEFAULT_STEPS}")
     vit = as_vit(model)
-    order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
+    values = maps.flatten(1)
+    always = torch.zeros_like(values, dtype=torch.bool) if keep is None else keep
+    order = values.masked_fill(always, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)  # rank of each patch
+    counts = (~always).sum(dim=1, keepdim=True).double()  # patches that are removed in the end
     with eval_mode(vit):
         target = vit(images).argmax(dim=1) if classes is None else classes.to(images.device)
         blurred = blur_images(images)
         deletion, insertion = [], []
         for step in range(steps + 1):
-            selected = rank < round(maps[0].numel() * step / steps)
-            mask = expand_to_pixels(selected, (maps.shape[1], maps.shape[2]), images)
-            deletion.append(_class_probability(vit, torch.where(mask, torch.zeros_like(images), images), target))
-            insertion.append(_class_probability(vit, torch.where(mask, images, blurred), target))
+            selected = rank < (counts * step / steps).round()
+            deleted, inserted = (
+                expand_to_pixels(patches, (maps.shape[1], maps.shape[2]), images) for patches in (selected, selected | always)
+            )
+            deletion.append(_class_probability(vit, torch.where(deleted, torch.zeros_like(images), images), target))
+            insertion.append(_class_probability(vit, torch.where(inserted, images, blurred), target))
     return Faithfulness(torch.stack(deletion, dim=1), torch.stack(insertion, dim=1))
 
 

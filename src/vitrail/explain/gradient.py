@@ -25,6 +25,7 @@ from vitrail.explain.attention import (
     visit_states,
 )
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, split_over_patches, track_merging
+from vitrail.explain.region import RegionClassifier
 from vitrail.explain.rollout import RolloutAccumulator
 from vitrail.layers.tap import record_activations
 from vitrail.layers.token_merging import gather_tokens
@@ -99,12 +100,19 @@ def signed_integrated_gradients(
 def logit_lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b k"]:
     """Return the logits of the head before the first block and after each; the last row is the model's output."""
     vit = as_vit(model)
+    if not has_logit_lens(vit) and vit.config.classes:
+        raise VitrailError("the head reads more than the last block, so it cannot be applied after each; leave the lens out")
     states: list[Tensor] = []
     with eval_mode(vit), track_merging(vit) as membership, visit_states(vit, states.append):
         vit.features(images)
         sizes = [members.sum(dim=-1) for members in membership] if membership else repeat(None)
         pooled = [vit.pool(vit.norm(x), size) for x, size in zip(states, sizes, strict=False)]
         return torch.stack([vit.head(vit.pooled_norm(x)) for x in pooled])
+
+
+def has_logit_lens(vit: ViT) -> bool:
+    """Whether the model has a head, and it can be applied to what any block returns."""
+    return bool(vit.config.classes) and (not isinstance(vit, RegionClassifier) or vit.reads_last_block)
 
 
 def _gradient_weighted_attention(

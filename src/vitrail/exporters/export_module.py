@@ -133,6 +133,8 @@ def interpolation_matrix(old: int, new: int, rule: PositionResize, unchanged: Te
     step = old / sides
     if rule == "official":
         return _linear_weights(position * _align_corners_step(old, new), old)
+    if rule == "segmenter":
+        return _linear_weights(((position + 0.5) * step - 0.5).clamp(0, old - 1), old)
     if rule in ("timm", "siglip2"):
         return _antialiased_weights((position + 0.5) * step, step.clamp(min=1), old, cubic=rule == "timm")
     return _cubic_weights(

@@ -20,7 +20,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.inference.model_hash import features_hash, model_hash
-from vitrail.models.build import Model, get_encoder
+from vitrail.models.build import get_encoder
 from vitrail.models.config import ModelConfig
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
@@ -99,8 +99,9 @@ def require_classifier(predictor: Predictor, purpose: str = "this") -> Predictor
     return predictor
 
 
-def require_preprocess(model: Model) -> Preprocess:
-    preprocess = model.preprocess
+def require_preprocess(model: nn.Module) -> Preprocess:
+    described: Any = model
+    preprocess: Preprocess | None = described.preprocess
     if preprocess is None:
         raise VitrailError(
             "the model has no preprocessing config; set model.preprocess, such as "

@@ -20,13 +20,12 @@ from vitrail.data.transforms import to_pixels
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import as_images
 from vitrail.inference.predictor import require_preprocess
-from vitrail.models.build import Model
 from vitrail.weights.load import load
 
 T = TypeVar("T")
 
 
-def preprocess(model: Model | str | Path, images: Any) -> Float[Tensor, "b c height width"]:
+def preprocess(model: nn.Module | str | Path, images: Any) -> Float[Tensor, "b c height width"]:
     """Preprocess files, bytes, PIL images or arrays (h w c or h w), in their order; or one of them.
 
     ``model`` is a model, or what ``vitrail.load`` reads. Resized, cropped and normalised, on the model's device and in its
@@ -43,7 +42,7 @@ def preprocess(model: Model | str | Path, images: Any) -> Float[Tensor, "b c hei
     return preprocess_subset(model, source, range(len(source)))
 
 
-def preprocess_subset(model: Model, source: Dataset, indices: Sequence[int]) -> Float[Tensor, "b c height width"]:
+def preprocess_subset(model: nn.Module, source: Dataset, indices: Sequence[int]) -> Float[Tensor, "b c height width"]:
     """Preprocess some of the images; the first bad one raises an error that names it."""
     transformed = EvalTransform(require_preprocess(model))(source, np.zeros(len(indices), np.int64), np.array(indices))
     for index, problem in transformed.read_errors.items():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 Grid = tuple[int, int]
 PatchIndices = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
-PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2", "segmenter"]
 
 
 class Learned1d(nn.Module):
@@ -151,6 +151,7 @@ def _resize_matrix(old: int, new: int, rule: PositionResize, device: torch.devic
             "huggingface": {"mode": "bicubic", "align_corners": False},
             "torchvision": {"mode": "bicubic", "align_corners": True},
             "siglip2": {"mode": "bilinear", "antialias": True},
+            "segmenter": {"mode": "bilinear", "align_corners": False},
         }[rule]
         return F.interpolate(units[None, None], (new, old), **options)[0, 0]
 

@@ -38,7 +38,7 @@ Position = Literal[
     "rotary",
 ]
 PositionAt = Literal["input", "every-layer", "every-layer-shared"]
-PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2", "segmenter"]
 Gelu = Literal["tanh", "exact", "quick"]  # quick: x * sigmoid(1.702 x), the approximation of OpenAI's CLIP
 Pool = Literal["cls", "gap", "map", "cls+gap", "cls+register"]
 

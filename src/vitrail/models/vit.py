@@ -5,7 +5,7 @@ b batch, c channels, n patches, t tokens, d width, f width of the representation
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import repeat
@@ -31,6 +31,13 @@ from vitrail.models.vit_parts import (
     build_relative_bias,
     build_rotary,
 )
+
+
+class AttentionPositions(NamedTuple):
+    """Positions inside the attention of a layer, which may serve several."""
+
+    rotation: Rotation | None = None
+    bias: Float[Tensor, "... t t"] | None = None  # of the scores
 
 
 class ViT(nn.Module):
@@ -103,18 +110,40 @@ class ViT(nn.Module):
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the outputs of some blocks, which are numbered from 1, without the last norm; 0: what the first one gets."""
         x = self.add_prefix_tokens(x)
-        rotation: Rotation | None = None
-        bias: Tensor | None = None
+        positions = AttentionPositions()
         outputs: list[Tensor] = []
-        for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
-            x = x if table is None else self.positions[table](x, grid, patch_indices)
-            x = self.embed_norm(self.dropout(x)) if layer == 0 else x
+        for layer in range(self.config.depth):
+            x = self.enter_layer(layer, x, grid, patch_indices)
             if layer in layers:
                 outputs.append(x)
-            rotation = self.rotary[layer](grid, x.device, patch_indices) if layer < len(self.rotary) else rotation
-            bias = self.relative_bias[layer](grid, patch_indices) if layer < len(self.relative_bias) else bias
-            x = self._run_block(block, x, rotation, bias)
+            positions = self.attention_positions(layer, grid, x.device, positions, patch_indices)
+            x = self.run_layer(layer, x, positions)
         return [*outputs, x] if len(self.blocks) in layers else outputs
+
+    def enter_layer(
+        self, layer: int, x: Float[Tensor, "b t d"], grid: Grid, patch_indices: PatchIndices | None = None
+    ) -> Float[Tensor, "b t d"]:
+        """Return what the block of a layer gets, numbered from 0: the tokens, with positions if they are added there."""
+        table = self.config.layers_with_position[layer]
+        x = x if table is None else self.positions[table](x, grid, patch_indices)
+        return self.embed_norm(self.dropout(x)) if layer == 0 else x
+
+    def attention_positions(
+        self,
+        layer: int,
+        grid: Grid,
+        device: torch.device,
+        previous: AttentionPositions,
+        patch_indices: PatchIndices | None = None,
+    ) -> AttentionPositions:
+        """Return the positions inside the attention of a layer: its own, or those of the layer before."""
+        return AttentionPositions(
+            self.rotary[layer](grid, device, patch_indices) if layer < len(self.rotary) else previous.rotation,
+            self.relative_bias[layer](grid, patch_indices) if layer < len(self.relative_bias) else previous.bias,
+        )
+
+    def run_layer(self, layer: int, x: Float[Tensor, "b t d"], positions: AttentionPositions) -> Float[Tensor, "b t d"]:
+        return self._run_block(self.blocks[layer], x, positions.rotation, positions.bias)
 
     def add_prefix_tokens(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
         prefix = [token for token in (self.cls, self.registers) if token is not None]

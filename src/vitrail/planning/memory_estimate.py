@@ -220,8 +220,9 @@ def _norm_floats(recipe: Recipe, block: Stage) -> int:
 
 
 def _num_heads(recipe: Recipe, block: Stage) -> int:
-    if recipe.task.decoder is not None and block.name.startswith("decoder"):
-        return recipe.task.decoder.heads
+    decoder = recipe.task.decoder(recipe.model)
+    if decoder is not None and block.name.startswith("decoder"):
+        return decoder.heads
     return recipe.model.heads if isinstance(recipe.model, ViTConfig) else 0
 
 
@@ -257,14 +258,15 @@ def _input_bytes(block: Stage) -> int:
 
 def _muon_groups(recipe: Recipe) -> list[int]:
     """Numbers in each group of blocks' matrices of one shape: q, k and v, W_O, up and down; empty without Muon."""
-    model, decoder, optim = recipe.model, recipe.task.decoder, recipe.optim
-    if optim.name != "muon" or isinstance(model, ResNetConfig) or optim.trainable == "head":
+    model, optim = recipe.model, recipe.optim
+    if optim.name != "muon" or isinstance(model, ResNetConfig):
         return []
-    depth = optim.trainable_blocks if optim.trainable == "blocks" else model.depth
+    decoder = recipe.task.decoder(model)
+    depth = {"all": model.depth, "blocks": optim.trainable_blocks, "head": 0}[optim.trainable]
     kinds = [(depth, model.width, model.mlp_outputs, model.mlp)]
     if decoder is not None:
         kinds.append((decoder.depth, decoder.width, 4 * decoder.width, 4 * decoder.width))
-    return [depth * numbers for depth, d, up, m in kinds for numbers in (3 * d * d, d * d, d * up, d * m)]
+    return [depth * numbers for depth, d, up, m in kinds for numbers in (3 * d * d, d * d, d * up, d * m) if depth]
 
 
 def _fsdp_units(recipe: Recipe, model_cost: Cost) -> list[int]:

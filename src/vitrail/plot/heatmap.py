@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from PIL import Image
 
 from vitrail.plot.canvas import MAX_NEAREST_SIDE, Figure, ImageShape, Line, Shape, Text, Tooltip
 from vitrail.plot.colormap import NUM_COLOURS, apply_colormap, colormap, colour_indices, min_max
+from vitrail.plot.region_outline import region_outline
 
 COLOUR_BAR_WIDTH = 72  # pixels of a colour bar with its numbers
 OVERLAY_OPACITY = 0.65  # opacity of the colours over an image
@@ -23,8 +24,14 @@ LINE_HEIGHT, PAGE_WIDTH = 16, 1000  # pixels: height of a line of text, width of
 Indices = Sequence[int] | None
 
 
-def overlay(image: Image.Image, values: Float[ndarray, "y x"], title: str = "map", side: int = 224) -> Figure:
-    """Draw a saliency map over a grey copy of the image, patch by patch, with a colour bar."""
+def overlay(
+    image: Image.Image,
+    values: Float[ndarray, "y x"],
+    title: str = "map",
+    side: int = 224,
+    region: Bool[ndarray, "height width"] | None = None,
+) -> Figure:
+    """Draw a saliency map over a grey copy of the image, patch by patch, with a colour bar; ``region`` is outlined."""
     width, height = _fit_size(image, side)
     box = 0.0, 0.0, float(width), float(height)
     faint = image.convert("L").point(lambda value: MEAN_GREY // 2 + value // 2)  # faint, so that the colours can be read
@@ -32,8 +39,16 @@ def overlay(image: Image.Image, values: Float[ndarray, "y x"], title: str = "map
         _image_shape(faint.convert("RGB"), width, height),
         ImageShape(box, _to_heatmap(min_max(values)), opacity=OVERLAY_OPACITY),
     ]
+    shapes += [] if region is None else [region_outline(region, width, height)]
     shapes += _colour_bar(width, height, float(values.min()), float(values.max()), opacity=OVERLAY_OPACITY)
     return Figure(title, (width + COLOUR_BAR_WIDTH, height), tuple(shapes))
+
+
+def region_figure(image: Image.Image, region: Bool[ndarray, "height width"], title: str = "region", side: int = 224) -> Figure:
+    """Draw an image with a region of it outlined."""
+    width, height = _fit_size(image, side)
+    shapes = _image_shape(image.convert("RGB"), width, height), region_outline(region, width, height)
+    return Figure(title, (width, height), shapes)
 
 
 def patch_grid(

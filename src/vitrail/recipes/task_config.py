@@ -1,7 +1,7 @@
 """Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
 
@@ -10,11 +10,13 @@ from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
+from vitrail.models.cost.eomt import eomt_cost
 from vitrail.models.cost.masked import masked_cost
-from vitrail.models.cost.segmentation import linear_segmenter_cost
+from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transformer_cost
 from vitrail.models.masking_config import Masking, check_masking
 
 LossName = Literal["softmax", "sigmoid"]
+OF_THE_DATASET = ("classes", "targets")  # settings that ``for_classes`` and ``for_targets`` replace
 RESERVED_COLUMNS = ("file", "error")  # of every prediction in a CSV file
 ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
 
@@ -51,9 +53,20 @@ class TaskConfig:
         """The ``kind`` of the task."""
         return str(getattr(self, "kind", type(self).__name__))
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is set but what follows from the dataset, so that a recipe may choose."""
+        return all(getattr(self, field.name) == field.default for field in fields(self) if field.name not in OF_THE_DATASET)
+
     def num_outputs(self, class_names: Sequence[str]) -> int:
         """Return the number of outputs of the model, ``model.classes``, for a dataset with these classes."""
         return len(class_names)
+
+    def describe_outputs(self, model: ModelConfig) -> str:
+        """Return how many outputs the model has, and of what."""
+        if self.labelled:
+            return f"{model.classes} classes"
+        return f"{model.classes} output{'' if model.classes == 1 else 's'}"
 
     def for_targets(self, names: tuple[str, ...]) -> "TaskConfig":
         """Return the settings for a dataset whose targets are numbers of these names, none if they are something else."""
@@ -72,9 +85,8 @@ class TaskConfig:
         if not self.mixes and (augment.mixup or augment.cutmix):
             raise VitrailError(f"{self.name} has no labels to mix; try augment.mixup=0 augment.cutmix=0")
 
-    @property
-    def decoder(self) -> DecoderShape | None:
-        """The shape of the transformer blocks that the task adds to the model, if any."""
+    def decoder(self, model: ModelConfig) -> DecoderShape | None:
+        """Return the shape of the transformer blocks that the task adds to the model, if any."""
         return None
 
     def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
@@ -207,19 +219,25 @@ class Regression(TaskConfig):
 @dataclass(frozen=True)
 class Segmentation(TaskConfig):
     """A class for every pixel. ``linear`` predicts the pixels of a patch from its token, by one linear layer; ``eomt`` has
-    queries in the last blocks, each of which predicts a mask and its class (Kerssies et al. 2025)."""
+    queries in the last blocks, each of which predicts a mask and its class (Kerssies et al. 2025); ``segmenter`` compares each
+    patch with a token for each class, after a few blocks of both (Strudel et al. 2021)."""
 
     kind: Literal["segmentation"] = "segmentation"
-    head: Literal["linear", "eomt"] = "linear"
+    head: Literal["linear", "eomt", "segmenter"] = "linear"
     classes: int = 0  # of the dataset
     layers: tuple[int, ...] = ()  # linear only: blocks whose tokens it sees, from 1; empty: the last
-    loss: Literal["cross-entropy", "focal"] = "cross-entropy"  # linear only, as the next five
+    subpatch: bool = True  # linear only: logits of every pixel; false: of every patch, without a norm, and interpolated
+    decoder_depth: int = 2  # segmenter only: number of its blocks
+    decoder_width: int | None = None  # segmenter only, as the next; None: the encoder's
+    decoder_heads: int | None = None
+    loss: Literal["cross-entropy", "focal"] = "cross-entropy"  # not eomt, as the next five
     label_smoothing: float = 0.0
     balanced_loss: bool = False  # weight classes inversely to the square root of their pixels
     focal_gamma: float = 2.0
     dice_weight: float = 0.0  # weight of the Dice loss, which is added
-    queries: int = 100  # eomt only, as the next two
-    query_blocks: int = 4  # last blocks that have the queries
+    queries: int | None = None  # eomt only, as the next three; None: by the number of classes, at most 100
+    query_blocks: int | None = None  # last blocks that have the queries; None: by the depth, at most 4
+    upscale_blocks: int | None = None  # each doubles the resolution of the masks; None: to about four pixels
     mask_annealing: bool = True  # attention of queries is masked by their own prediction, less and less over the training
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
@@ -238,9 +256,12 @@ class Segmentation(TaskConfig):
         for name in ("focal_gamma", "dice_weight"):
             if getattr(self, name) < 0:
                 raise VitrailError(f"task.{name} must be at least 0, got {getattr(self, name)}; try task.{name}=1")
-        for name in ("queries", "query_blocks"):
-            if getattr(self, name) < 1:
-                raise VitrailError(f"task.{name} must be at least 1, got {getattr(self, name)}; try task.{name}=4")
+        for name in ("queries", "query_blocks", "decoder_depth", "decoder_width", "decoder_heads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise VitrailError(f"task.{name} must be at least 1, got {value}; try task.{name}=4")
+        if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
+            raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
         if self.layers and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers))):
             raise VitrailError(
                 f"task.layers must be numbers of blocks from 1, in rising order, got {self.layers}; try task.layers=8,12"
@@ -249,12 +270,33 @@ class Segmentation(TaskConfig):
     def num_outputs(self, class_names: Sequence[str]) -> int:
         return 0  # the encoder has no head
 
+    def describe_outputs(self, model: ModelConfig) -> str:
+        return f"{self.classes} classes of pixels"
+
     def for_classes(self, class_names: Sequence[str]) -> "Segmentation":
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
-        names = ("head", "classes", "layers", "queries", "query_blocks")
+        names = (
+            *("head", "classes", "layers", "subpatch", "num_queries", "query_blocks", "upscale_blocks"),
+            *("decoder_depth", "decoder_width", "decoder_heads"),
+        )
         return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
+
+    @property
+    def num_queries(self) -> int:
+        """The number of queries, by default with some to spare for images that have all classes."""
+        return min(2 * self.classes + 10, 100) if self.queries is None else self.queries
+
+    def num_query_blocks(self, depth: int) -> int:
+        """Return the number of blocks with queries of a model of this depth, by default as Kerssies et al. have it."""
+        return min(4, max(depth // 4, 2), depth) if self.query_blocks is None else self.query_blocks
+
+    def decoder(self, model: ModelConfig) -> DecoderShape | None:
+        if self.head != "segmenter":
+            return None
+        assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        return DecoderShape(self.decoder_depth, self.decoder_width or model.width, self.decoder_heads or model.heads)
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
         super().check(model, augment)
@@ -265,15 +307,31 @@ class Segmentation(TaskConfig):
                 f"task.layers must be at most {model.depth}, the model's blocks, got {self.layers[-1]}; try task.layers="
                 f"{max(model.depth // 2, 1)},{model.depth}"
             )
-        if self.head == "eomt" and self.query_blocks > model.depth:
+        if self.head == "eomt" and model.position == "relative":
+            raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")
+        if self.head == "eomt" and self.num_query_blocks(model.depth) > model.depth:
             raise VitrailError(
                 f"task.query_blocks must be at most {model.depth}, the model's blocks, got {self.query_blocks}; try "
                 f"task.query_blocks={max(model.depth // 3, 1)}"
             )
 
+        decoder = self.decoder(model)
+        if decoder is not None and decoder.width % decoder.heads:
+            width = max(decoder.width // decoder.heads, 1) * decoder.heads
+            raise VitrailError(
+                f"task.decoder_width must be a multiple of its {decoder.heads} heads, got {decoder.width}; try "
+                f"task.decoder_width={width}, or other task.decoder_heads"
+            )
+
     def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
         assert isinstance(model, ViTConfig)  # others are refused by ``check``
-        return linear_segmenter_cost(model, self.classes, max(len(self.layers), 1), batch_size)
+        if self.head == "eomt":
+            query_blocks = self.num_query_blocks(model.depth)
+            return eomt_cost(model, self.classes, self.num_queries, query_blocks, self.upscale_blocks, batch_size)
+        decoder = self.decoder(model)
+        if decoder is not None:
+            return mask_transformer_cost(model, self.classes, decoder.depth, decoder.width, decoder.heads, batch_size)
+        return linear_segmenter_cost(model, self.classes, self.layers, batch_size, subpatch=self.subpatch)
 
 
 @dataclass(frozen=True)
@@ -291,8 +349,7 @@ class MaskedImage(TaskConfig):
         check_masking(self.masking, model)
         super().check(model, augment)
 
-    @property
-    def decoder(self) -> DecoderShape | None:
+    def decoder(self, model: ModelConfig) -> DecoderShape | None:
         masking = self.masking
         return (
             DecoderShape(masking.decoder_depth, masking.decoder_width, masking.decoder_heads)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Int16
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
@@ -14,9 +15,11 @@ from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
+from vitrail.data.transforms import mask_to_input
 from vitrail.errors import VitrailError
-from vitrail.report.contact_sheet import PAPER, contact_sheet, denormalise
+from vitrail.report.contact_sheet import contact_sheet, denormalise, stack_sheets
 from vitrail.report.fit_sheet import draw_fits
+from vitrail.report.mask_view import mask_caption, masked_sheet
 
 DEFAULT_IMAGE_SIZE = (224, 224)
 NUM_FITTED = 4  # images of the batch that are drawn by each fit
@@ -41,8 +44,8 @@ def draw_batch(
     fit: Fit = "crop",
     bands: Sequence[int] = (),
 ) -> BatchSheet:
-    """Draw a batch: train images augmented as in training, validation and test images as in evaluation. Below it are its first
-    images by each fit, unless they all have the input's aspect ratio.
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation, with their masks over
+    them if these are the targets. Below it are its first images by each fit, unless they all have the input's aspect ratio.
 
     ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
     """
@@ -53,11 +56,17 @@ def draw_batch(
     loader = replace(_build_loader(source, split, policy, image_size, batch_size, seed, fit), targets=_image_indices)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
-    labels = _captions(source, batch)
-    sheet = contact_sheet(denormalise(batch.images, preprocess, bands), labels)
+    images = denormalise(batch.images, preprocess, bands)
+    if source.has_mask_targets:
+        masks = _input_masks(source, batch, preprocess)
+        labels = [mask_caption(source.class_names, mask) for mask in masks]
+        sheet = masked_sheet(images, masks, labels, source.class_names)
+    else:
+        labels = _captions(source, batch)
+        sheet = contact_sheet(images, labels)
     originals = [source.read(index) for index in batch.indices[:NUM_FITTED].tolist()]
     if not all(_has_aspect_ratio(content, preprocess.image_size) for content in originals):
-        sheet = _stack(sheet, draw_fits(originals, preprocess, bands))
+        sheet = stack_sheets(sheet, draw_fits(originals, preprocess, bands))
     return BatchSheet(sheet, batch.indices.tolist(), labels, preprocess)
 
 
@@ -66,11 +75,11 @@ def _has_aspect_ratio(content: bytes | ndarray, image_size: tuple[int, int]) -> 
     return image.width * image_size[0] == image.height * image_size[1]
 
 
-def _stack(above: Image.Image, below: Image.Image) -> Image.Image:
-    page = Image.new("RGB", (max(above.width, below.width), above.height + below.height), PAPER)
-    page.paste(above, (0, 0))
-    page.paste(below, (0, above.height))
-    return page
+def _input_masks(source: Dataset, batch: Batch, preprocess: Preprocess) -> list[Int16[ndarray, "height width"]]:
+    """Return the masks of a batch, which have been cropped and flipped as the images; an evaluation loader has none."""
+    if batch.targets.ndim == 3:
+        return list(batch.targets.numpy())
+    return [mask_to_input(source.mask(index), preprocess) for index in batch.indices.tolist()]
 
 
 def _build_loader(

@@ -45,6 +45,16 @@ def contact_sheet(
     return page
 
 
+def stack_sheets(*sheets: Image.Image) -> Image.Image:
+    """Return sheets one below the other."""
+    page = Image.new("RGB", (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets)), PAPER)
+    top = 0
+    for sheet in sheets:
+        page.paste(sheet, (0, top))
+        top += sheet.height
+    return page
+
+
 def _wrap(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_width: int) -> list[str]:
     """Break a caption after commas; the last line is as long as it is."""
     lines = [""]

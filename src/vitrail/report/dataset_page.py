@@ -8,11 +8,13 @@ from PIL import Image
 from vitrail.augment.counter_rng import permutation
 from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
-from vitrail.data.sources.dataset import Dataset, label_name
+from vitrail.data.mask_summary import MaskSummary
+from vitrail.data.sources.dataset import Dataset, evenly_spaced, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.html import html_page, html_table
+from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
 
 MAX_ROWS = 500
 MAX_CLASSES = 200
@@ -33,6 +35,16 @@ def sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image
         images.append(to_view(content, min_size=(128, 128)))
         captions.append(label_name(dataset, index))
     return contact_sheet(images, captions, columns=10) if images else None
+
+
+def masked_sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image | None:
+    """Draw images from the first to the last with their masks over them, and a legend."""
+    images, masks = [], []
+    for index in evenly_spaced(len(dataset), max_images).tolist():
+        images.append(to_view(dataset.read(index)))
+        masks.append(dataset.mask(index))
+    captions = [mask_caption(dataset.class_names, mask) for mask in masks]
+    return masked_sheet(images, masks, captions, dataset.class_names, columns=10) if images else None
 
 
 def _group_of_each(dataset: Dataset) -> np.ndarray:
@@ -68,10 +80,13 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     yield from _summary(report)
     if report.notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"
-    samples = sample_sheet(next((part for part in data.splits.values() if len(part)), data.train))
+    first = next((part for part in data.splits.values() if len(part)), data.train)
+    samples = masked_sample_sheet(first) if first.has_mask_targets else sample_sheet(first)
     if samples is not None:
         yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
-    if data.class_names:
+    if report.masks is not None:
+        yield from _class_pixels(report.masks)
+    elif data.class_names:
         yield from _class_balance(report)
     yield from _label_pairs(report.targets)
     yield from _numbers(report.targets)
@@ -79,8 +94,11 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     if report.bad:
         rows = [(escape(item.location), escape(item.reason), item.split) for item in report.bad[:MAX_ROWS]]
         yield f"<h2>Unusable images ({len(report.bad):,})</h2>" + html_table(("file", "reason", "split"), rows)
+    if left_out := report.data.left_out:
+        rows = [(escape(file.location), escape(file.reason), file.split) for file in left_out[:MAX_ROWS]]
+        yield f"<h2>Left out ({len(left_out):,})</h2>" + html_table(("file", "reason", "split"), rows)
     yield from _duplicates("The same image in two splits", report.leaks)
-    yield from _duplicates("The same image with different labels", report.conflicts)
+    yield from _duplicates(f"The same image with different {'masks' if report.masks else 'labels'}", report.conflicts)
     yield from _duplicates("Duplicate images", report.duplicates)
 
 
@@ -94,6 +112,7 @@ def _summary(report: DatasetReport) -> Iterator[str]:
             (report.bad, "image is unusable", "images are unusable"),
             (report.leaks, "image is in two splits", "images are in two splits"),
             (report.conflicts, "image has conflicting labels", "images have conflicting labels"),
+            (report.data.left_out, "file is left out", "files are left out"),
         )
         if items
     ]
@@ -118,6 +137,34 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
         yield f"<p>No {split} image has the label {escape(_list(names))}.</p>"
     for group in report.targets.similar[:MAX_ROWS]:
         yield f'<p class="bad">{escape(" and ".join(map(repr, group)))} are different classes of almost the same name.</p>'
+
+
+def _class_pixels(masks: MaskSummary) -> Iterator[str]:
+    """Show the fraction of the pixels of each class, how many images have any, and masks that say little."""
+    splits = [split for split in masks.ignored if any(by_split[split] for by_split in masks.images.values())]
+    rows = [
+        (
+            f"{swatch(label)}{escape(name)}",
+            *(cell for split in splits for cell in (f"{masks.fraction(name, split):.2%}", f"{masks.images[name][split]:,}")),
+            _bar(max((masks.fraction(name, split) for split in splits), default=0.0)),
+        )
+        for label, name in enumerate(list(masks.pixels)[:MAX_CLASSES])
+    ]
+    yield "<h2>Classes of pixels</h2><p>Fraction of the pixels that count, and images that have any.</p>"
+    yield html_table(("class", *(title for split in splits for title in (f"#{split}", "#images")), ""), rows)
+    if len(masks.pixels) > MAX_CLASSES:
+        yield f'<p class="soft">and {len(masks.pixels) - MAX_CLASSES:,} more classes</p>'
+    counts = [
+        (title, *(f"{by_split[split]:,}" for split in splits))
+        for title, by_split in (
+            ("ignored pixels", masks.ignored),
+            ("masks of one class", masks.uniform),
+            ("masks ignored as a whole", masks.empty),
+        )
+    ]
+    yield html_table(("", *(f"#{split}" for split in splits)), counts)
+    for split, names in masks.absent.items():
+        yield f"<p>No {split} mask has the class {escape(_list(names))}.</p>"
 
 
 def _list(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.evaluation.explanation_benchmark import MethodScore
 from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_names
@@ -19,7 +19,6 @@ from vitrail.explain.embeddings import patch_filters, position_kind, position_si
 from vitrail.explain.head_statistics import HeadStatistics
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS
 from vitrail.io import atomic_write
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.plot.canvas import Figure, WriteFile, write_figure
 from vitrail.plot.heatmap import attention_grid, filter_grid, heatmap_grid, heatmap_row, overlay, patch_grid
@@ -28,6 +27,7 @@ from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import denormalise
 from vitrail.report.faithfulness_section import METHOD_TITLES, faithfulness_section
 from vitrail.report.html import html_page, html_table
+from vitrail.report.region_section import curves_section, mask_legend, region_figures
 from vitrail.tasks.registry import model_task
 
 PAGE = "index.html"
@@ -43,7 +43,7 @@ POOL_QUERIES = {
 
 def write_explanation_page(
     folder: Path,
-    model: Model,
+    model: nn.Module,
     explanations: Sequence[Explanation],
     heads: HeadStatistics | None,
     faithfulness: Sequence[MethodScore] = (),
@@ -79,7 +79,13 @@ def _image_section(explanations: Sequence[tuple[str, Explanation]], vit: ViT, wr
             if explanation.target is not None
             else ("The model has no head, and predicts nothing.", [])
         )
-        shots += [f"<p>{prediction}</p>", f'<div class="shots">{"".join(_maps(explanation, each_name, vit, write_file))}</div>']
+        legend = [] if explanation.is_another_target else mask_legend(explanation, output_names(model_task(vit)))
+        shots += [
+            f"<p>{prediction}</p>",
+            *legend,
+            f'<div class="shots">{"".join(_maps(explanation, each_name, vit, write_file))}</div>',
+        ]
+        shots += curves_section(explanation, each_name, write_file)
         lenses += lens
         write_file(f"{each_name}.npz", _to_npz(_arrays(explanation)))
     return [
@@ -100,11 +106,13 @@ def _maps(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) 
     queries = [
         (int(row), int(column)) for row, sep, column in (query.partition(",") for query in explanation.attention_rows) if sep
     ]
+    outlined = None if explanation.region is None else (explanation.region.weights > 0).numpy()
     if not explanation.is_another_target:
+        yield from region_figures(explanation, image, name, write_file)
         yield write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)
     for method, values in explanation.saliency_maps.items():
         if not (explanation.is_another_target and method in CLASS_AGNOSTIC_METHODS):
-            figure = overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method))
+            figure = overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method), region=outlined)
             yield write_figure(figure, f"{name}-{method}", write_file)
 
 
@@ -119,26 +127,39 @@ def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, writ
     top = ", ".join(f"{escape(names[index])}{separator}{_format_value(explanation, values[index])}" for index in best)
     kind, subject = ("class", names[target]) if classifies else ("output", f"output {names[target]}")
     explains = f" The {kind}-specific maps explain <b>{escape(subject)}</b>." if explanation.saliency_maps else ""
-    chart = write_figure(_lens_chart(explanation, target, names, best), f"{name}-lens", write_file)
     if explanation.predicted_labels is not None:
         listed = ", ".join(map(escape, explanation.predicted_labels)) or "none"
         title = f"Labels that reach their threshold: {listed}. Most probable"
+    if explanation.region is not None:
+        title = f"Prediction for {escape(explanation.region.text)}"
     if explanation.is_another_target:
         probability = _format_value(explanation, values[target])
-        return f"The class-specific maps of <b>{escape(subject)}</b>, {probability}:", [
-            f"<h3>Logit lens of {escape(subject)}</h3>",
-            f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
-        ]
-    return f"{title}: {top}.{explains}", [
-        f"<h3>Logit lens: the {'classifier' if classifies else 'head'} applied after each layer</h3>",
-        f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
-    ]
+        lens = _lens(explanation, target, names, name, best, f"Logit lens of {escape(subject)}", write_file)
+        return f"The class-specific maps of <b>{escape(subject)}</b>, {probability}:", lens
+    lens_title = f"Logit lens: the {'classifier' if classifies else 'head'} applied after each layer"
+    return f"{title}: {top}.{explains}", _lens(explanation, target, names, name, best, lens_title, write_file)
+
+
+def _lens(
+    explanation: Explanation,
+    target: int,
+    names: Sequence[str],
+    name: str,
+    best: Sequence[int],
+    title: str,
+    write_file: WriteFile,
+) -> list[str]:
+    """Draw the logit lens, if the model has one."""
+    if not explanation.logit_lens.shape[1]:
+        return []
+    chart = write_figure(_lens_chart(explanation, target, names, best), f"{name}-lens", write_file)
+    return [f"<h3>{title}</h3>", f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>']
 
 
 def _attention_grids(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> list[str]:
     parts = []
     for query, rows in explanation.attention_rows.items():
-        query_text = POOL_QUERIES[vit.config.pool] if query == POOL_QUERY else _query_name(query)
+        query_text = _pooled_text(explanation, vit) if query == POOL_QUERY else _query_name(query)
         maps = rearrange(rows[..., vit.config.prefix_tokens :].float(), "l h (y x) -> l h y x", y=explanation.grid[0]).numpy()
         grid_figure = attention_grid(
             maps,
@@ -149,6 +170,10 @@ def _attention_grids(explanation: Explanation, name: str, vit: ViT, write_file: 
         file = f"{name}-heads" if query == POOL_QUERY else f"{name}-heads-{query.replace(',', '-')}"
         parts.append(write_figure(grid_figure, file, write_file, "each scaled to its own minimum and maximum"))
     return parts
+
+
+def _pooled_text(explanation: Explanation, vit: ViT) -> str:
+    return POOL_QUERIES[vit.config.pool] if explanation.region is None else "the patches of the region"
 
 
 def _query_name(name: str) -> str:

@@ -37,6 +37,8 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft)
              background: color-mix(in srgb, var(--bar) calc(var(--fraction) * 100%), transparent); }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; max-width: none; }
+.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .45em; border-radius: 2px; }
 pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
 """
 

@@ -68,11 +68,11 @@ def _num_images(source: str) -> dict[str, int]:
     if result is None or not (run.folder / "predictions.npz").is_file():
         return {}
     with np.load(run.folder / "predictions.npz", allow_pickle=False) as file:
-        targets = next((file[key] for key in ("labels", "targets") if key in file.files), None)
+        targets = next((file[key] for key in ("labels", "targets", "indices") if key in file.files), None)
         return {} if targets is None else {result["reported_on"]: len(targets)}
 
 
 def _class_metrics(source: str) -> list[dict[str, Any]]:
-    """Return the metrics of each class of a finished run with several labels per image."""
+    """Return the metrics of each class of a finished run, if its result has them."""
     result = None if source.startswith("hf:") else Run(Path(source).expanduser()).result()
     return [] if result is None else result.get("classes", [])

@@ -14,12 +14,15 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import printable
 from vitrail.models.config import ModelConfig, ResNetConfig, format_size
 from vitrail.models.cost import cost
+from vitrail.recipes.task_config import TaskConfig
 from vitrail.report.model_card_yaml import (
     METRIC_NAMES,
     CardFormat,
+    has_head,
     has_several_labels,
     is_worth_listing,
     predicted_numbers,
+    predicts_masks,
     reported_split,
     section,
     yaml_header,
@@ -42,7 +45,7 @@ def model_card(
     """Return the card of the model ``owner/name`` from its metadata, the content of ``vitrail.json``.
 
     ``num_images``: size of each evaluated split, where known. ``assumed``: settings that the weight file did not record.
-    ``class_metrics``: of a model that predicts several labels per image, the metrics of each, as its run's result has them.
+    ``class_metrics``: the metrics of each class, as a run's result has them of several labels per image and of masks.
     """
     config: ModelConfig = parse_value(metadata.get("model"), ModelConfig, "model")
     parts = [
@@ -67,7 +70,8 @@ def wilson_interval(proportion: float, count: int) -> tuple[float, float]:
 
 
 def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
-    costs = cost(config)
+    task = section(section(metadata, "recipe"), "task")
+    costs = parse_value(task, TaskConfig, "task").cost(config) if predicts_masks(metadata) else cost(config)
     if isinstance(config, ResNetConfig):
         architecture = "A ResNet"
     else:
@@ -81,6 +85,8 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     lines = [f"{architecture}, for {colours} images of {format_size(config.image)} pixels: {size}."]
     if targets := predicted_numbers(metadata):
         lines.append(f"It predicts {_plural(len(targets), 'number')} per image: {', '.join(map(_code, targets))}.")
+    elif predicts_masks(metadata):
+        lines.append(f"It predicts for every pixel which of {len(_names(metadata)):,} classes it is of.")
     elif config.classes and has_several_labels(metadata):
         lines.append(f"It predicts which of {config.classes:,} labels an image has: several, one or none.")
     elif config.classes:
@@ -93,7 +99,12 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
 
 
 def _usage(metadata: Mapping[str, Any], config: ModelConfig, name: str, format: CardFormat) -> str:
-    if config.classes:
+    if predicts_masks(metadata):
+        python = (
+            f'model = vitrail.load("hf:{name}")\n(prediction,) = vitrail.predict(model, ["image.jpg"])\nprint(prediction.mask)'
+        )
+        shell = f"vitrail predict hf:{name} image.jpg --out masks --overlay"
+    elif config.classes:
         python = f'model = vitrail.load("hf:{name}")\nprint(vitrail.predict(model, ["image.jpg"]))'
         shell = f"vitrail predict hf:{name} image.jpg"
     else:
@@ -123,7 +134,7 @@ def _evaluation(metadata: Mapping[str, Any], config: ModelConfig, num_images: Ma
         "validation": "The weights were selected on validation, whose metrics are therefore optimistic.",
         "train": "The model was trained on the train images: accuracy on them says nothing about new images.",
     }
-    if not config.classes:
+    if not has_head(metadata, config):
         notes = {"": "The loss is over masked patches only, and can only be compared between runs with the same target."}
     return "\n".join(rows) + "\n\n" + " ".join(notes[split] for split in notes if split in ("", *splits))
 
@@ -170,6 +181,8 @@ def _outputs_section(
         head = "| target | mean | standard deviation |\n|---|---|---|"
         note = "Of the training images. Predictions are in these units; the model's own outputs are standardised by them."
         yield "## Targets\n\n" + "\n".join([head, *rows]) + f"\n\n{note}"
+    elif predicts_masks(metadata):
+        yield f"## Classes\n\n{_pixel_classes(metadata, class_metrics)}"
     elif config.classes:
         yield f"## Classes\n\n{_classes(metadata, config, class_metrics)}"
 
@@ -194,6 +207,26 @@ def _classes(metadata: Mapping[str, Any], config: ModelConfig, class_metrics: Se
         rows.append(f"| {_code(name)} | {threshold:.3f} |{cells if measured else ''}")
     more = f"\n\nand {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
     return text + "\n".join(rows) + more
+
+
+def _names(metadata: Mapping[str, Any]) -> list[str]:
+    return list(metadata.get("class_names") or ())
+
+
+def _pixel_classes(metadata: Mapping[str, Any], class_metrics: Sequence[Mapping[str, Any]]) -> str:
+    """List the classes of pixels by their number in a mask, with the IoU of each if it was measured."""
+    names, measured = _names(metadata), {row["name"]: row for row in class_metrics}
+    rows = [
+        "| value in a mask | class |" + (" IoU | 95 % interval |" if measured else ""),
+        "|---|---|" + "---|---|" * bool(measured),
+    ]
+    for label, name in enumerate(names[:MAX_LISTED_CLASSES]):
+        row = measured.get(name)
+        known = row is not None and not isinstance(row["iou"], str)  # NaN is text in JSON
+        cells = f" {row['iou']:.1%} | {row['interval'][0]:.1%} to {row['interval'][1]:.1%} |" if row and known else " | |"
+        rows.append(f"| {label} | {_code(name)} |{cells if measured else ''}")
+    more = f"\n\nand {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
+    return "\n".join(rows) + more
 
 
 def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
@@ -235,6 +268,11 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
         yield f"The weight file does not record everything; these settings were assumed: {printable(settings)}."
     if predicted_numbers(metadata):
         yield "It gives a number for any image, also for one without what it measures, and does not say how certain it is."
+    elif predicts_masks(metadata):
+        yield (
+            f"It has only its {len(_names(metadata)):,} classes: every pixel is given one of them, also of anything else. "
+            "Images are resized to its input, so that objects of few pixels are lost; `--tile` predicts large images in parts."
+        )
     elif config.classes:
         sigmoid = has_several_labels(metadata) or section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"

@@ -28,15 +28,25 @@ METRIC_NAMES = {
     "rmse": "root mean squared error",
     "r2": "R²",
     "standardised_mae": "mean absolute error in standard deviations",
+    "miou": "mean IoU",
+    "dice": "mean Dice",
+    "pixel_accuracy": "pixel accuracy",
+    "boundary_iou": "mean boundary IoU",
 }
-HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "map": "mean_average_precision", "f1_micro": "f1"}  # by the hub's names
+HUB_METRICS = {
+    "top1": "accuracy",
+    "top5": "accuracy",
+    "map": "mean_average_precision",
+    "f1_micro": "f1",
+    "miou": "mean_iou",
+}  # by the hub's names
 
 
 def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, license: str | None, format: CardFormat) -> str:
     """Return the header; every value is JSON, so that no name can break the YAML."""
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
     kind = "image-classification" if config.classes else "image-feature-extraction"
-    task = "other" if predicted_numbers(metadata) else kind
+    task = "image-segmentation" if predicts_masks(metadata) else "other" if predicted_numbers(metadata) else kind
     method = [metadata["masking"]["method"], "self-supervised"] if metadata.get("masking") else []
     family = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
     header: dict[str, Any] = {
@@ -51,7 +61,7 @@ def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, lic
     if base := _base_model(str(recipe.get("init_from", ""))):
         header["base_model"] = base
     split = reported_split(metadata)
-    if config.classes and split and (types := _metric_types(metadata, split)):
+    if has_head(metadata, config) and split and (types := _metric_types(metadata, split)):
         header["metrics"] = list(dict.fromkeys(types.values()))
         header["model-index"] = [_model_index(metadata, name, split)]
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()]
@@ -74,7 +84,8 @@ def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str
         "name": printable(dataset_name),
         "type": dataset_name.removeprefix("hf:") if dataset_name.startswith("hf:") else "imagefolder",
     }
-    results = [{"task": {"type": "image-classification"}, "dataset": {**dataset, "split": split}, "metrics": metrics}]
+    task = "image-segmentation" if predicts_masks(metadata) else "image-classification"
+    results = [{"task": {"type": task}, "dataset": {**dataset, "split": split}, "metrics": metrics}]
     return {"name": name.rpartition("/")[2], "results": results}
 
 
@@ -86,6 +97,16 @@ def _metric_types(metadata: Mapping[str, Any], split: str) -> dict[str, str]:
 def has_several_labels(metadata: Mapping[str, Any]) -> bool:
     """Whether the model predicts several labels per image."""
     return bool(section(section(metadata, "recipe"), "task").get("kind") == "multi-label")
+
+
+def predicts_masks(metadata: Mapping[str, Any]) -> bool:
+    """Whether the model predicts a class for every pixel."""
+    return bool(section(section(metadata, "recipe"), "task").get("kind") == "segmentation")
+
+
+def has_head(metadata: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Whether the model predicts something: by its own classifier, or by a head for every pixel."""
+    return config.classes > 0 or predicts_masks(metadata)
 
 
 def is_worth_listing(key: str, values: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:

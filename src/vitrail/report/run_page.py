@@ -15,11 +15,13 @@ from vitrail.report.html import html_page, html_table
 from vitrail.report.multi_label_section import MultiLabelSection
 from vitrail.report.reconstruction_section import MaskedImageSection
 from vitrail.report.regression_section import RegressionSection
+from vitrail.report.segmentation_section import SegmentationSection
 from vitrail.report.task_section import RunReport, TaskSection, register_task_section, task_section
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import Task
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
@@ -27,6 +29,7 @@ from vitrail.training.run import Run
 register_task_section(ClassificationTask, ClassificationSection())
 register_task_section(MultiLabelTask, MultiLabelSection())
 register_task_section(RegressionTask, RegressionSection())
+register_task_section(SegmentationTask, SegmentationSection())
 register_task_section(MaskedImageTask, MaskedImageSection())
 
 

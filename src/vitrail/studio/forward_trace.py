@@ -4,7 +4,7 @@ Metadata are plain values for JSON, arrays are for a browser's typed arrays: 32-
 c channels, l layers, s states between them, h heads, q queries, t tokens, k classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,16 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window, normalise, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, attention, eval_mode, pooled_attention, pooling_weights
-from vitrail.explain.gradient import logit_lens
+from vitrail.explain.gradient import has_logit_lens, logit_lens
 from vitrail.explain.head_statistics import token_norms
 from vitrail.inference.predictor import require_preprocess
 from vitrail.inference.preprocess_images import load_image
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.tasks.registry import class_probabilities, model_task
 
@@ -35,11 +34,18 @@ MAX_LENS_CLASSES = 100  # classes up to which the logit lens shows all
 LENS_TOP_CLASSES = 5  # with more classes, the top ones of every state
 
 
-def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int | None = None) -> tuple[Metadata, NamedArrays]:
-    """Return the input, the states of every layer, and the prediction; ``target``: the class to explain."""
-    vit, preprocess, original = as_vit(model), require_preprocess(model), load_image(image)
+def trace_image(
+    model: nn.Module,
+    image: bytes | ndarray | Image.Image,
+    target: int | None = None,
+    select: Callable[[Float[Tensor, "1 c height width"]], ViT] | None = None,
+) -> tuple[Metadata, NamedArrays]:
+    """Return the input, the states of every layer, and the prediction; ``target``: the class to explain. ``select`` returns the
+    model that classifies the image, of one for another task; None: the model itself."""
+    preprocess, original = require_preprocess(model), load_image(image)
     pixels = resize_and_crop(original, preprocess)
-    images = _normalise(vit, pixels, preprocess)
+    images = _normalise(as_vit(model), pixels, preprocess)
+    vit = as_vit(model) if select is None else select(images)
     state_logits = _state_logits(vit, images)
     check_finite_arrays({"logits": to_float32_array(state_logits[-1])})
     target_class, probabilities = resolve_target(vit, target, state_logits[-1]), class_probabilities(vit, state_logits)
@@ -63,6 +69,7 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
         "top": top_classes(vit, probabilities[-1]),
         "numbers": predicted_numbers(vit, images),
         "full_attention": "attention" in arrays,
+        "has_lens": has_logit_lens(vit),
         "preprocess": _preprocessing(original.size, preprocess),
         "sigmoid": (task := model_task(vit)).has_sigmoid,
         "thresholds": None if (thresholds := task.threshold_row()) is None else thresholds.tolist(),
@@ -70,7 +77,7 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
     return metadata, check_finite_arrays(arrays)
 
 
-def attention_rows(model: Model, images: Float[Tensor, "1 c height width"], query: int) -> tuple[Metadata, NamedArrays]:
+def attention_rows(model: nn.Module, images: Float[Tensor, "1 c height width"], query: int) -> tuple[Metadata, NamedArrays]:
     """Return the attention of one query token, in every layer and head."""
     vit = as_vit(model)
     query = check_index("query", query, count_tokens(vit, images))
@@ -148,8 +155,13 @@ def _normalise(vit: ViT, pixels: UInt8[ndarray, "height width c"], preprocess: P
 
 
 def _state_logits(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Float[Tensor, "s k"]:
-    """Return the logits of every state; the last row is the model's output."""
-    return logit_lens(vit, images)[:, 0] if count_classes(vit) else images.new_zeros(len(vit.blocks) + 1, 0)
+    """Return the logits of every state; the last row is the model's output, and the only one without a logit lens."""
+    if not count_classes(vit):
+        return images.new_zeros(len(vit.blocks) + 1, 0)
+    if has_logit_lens(vit):
+        return logit_lens(vit, images)[:, 0]
+    with torch.no_grad(), eval_mode(vit):
+        return vit(images)
 
 
 def _lens_classes(probabilities: Float[Tensor, "s k"], target: int | None) -> list[int]:

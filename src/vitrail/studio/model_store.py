@@ -18,6 +18,7 @@ from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
 from vitrail.studio.run_log import is_training, last_logged_step
+from vitrail.tasks.registry import model_task
 from vitrail.training.load_checkpoint import checkpoint_steps, load_checkpoint
 from vitrail.training.run import Run
 from vitrail.weights.load import load, quiet_loading
@@ -108,10 +109,10 @@ class ModelStore:
 
     def _describe(self, stored: StoredModel) -> dict[str, Any]:
         with self.acquire(stored.id) as model:
-            vit = as_vit(model)
-            config, class_names, preprocess = vit.config, vit.class_names, vit.preprocess
+            vit, segments = as_vit(model), model_task(model).has_pixel_classes
+            config, class_names, preprocess = vit.config, model.class_names, model.preprocess
             patch_channels = vit.embed.project.weight.shape[1]  # a hybrid's stem has many
-            num_parameters = sum(weight.numel() for weight in vit.parameters())
+            num_parameters = sum(weight.numel() for weight in model.parameters())
         fields = to_dict(config)
         return {
             "id": stored.id,
@@ -119,6 +120,7 @@ class ModelStore:
             "source": stored.source,
             "dataset": stored.dataset(),
             "is_run": stored.run is not None,
+            "segments": segments,
             "kind": "hybrid" if config.stem is not None else "vit",
             "config": {name: fields.get(name, getattr(config, name)) for name in SHOWN_FIELDS}
             | {

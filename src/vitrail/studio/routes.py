@@ -1,6 +1,7 @@
 """The routes of the studio: each parses its parameters and calls one function of the service."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 from importlib.resources import files
@@ -16,6 +17,7 @@ from vitrail.config import parse_value
 from vitrail.data.decode import MAX_IMAGE_PIXELS
 from vitrail.errors import VitrailError, printable
 from vitrail.studio.cost_calculator import cost_of
+from vitrail.studio.mask_view import Pixel
 from vitrail.studio.run_log import run_summary, stream_events
 from vitrail.studio.service import ModelRef, StudioService
 from vitrail.studio.uploads import MAX_UPLOAD_BYTES
@@ -23,6 +25,7 @@ from vitrail.web.http import error_response, json_response, on_disconnect, read_
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MAX_JSON_BYTES = 2**20  # bytes of a JSON request
+MAX_PATCHES = 2**20  # patches in one request
 Handler = Callable[["StudioState", Request], Awaitable[Response]]
 
 
@@ -100,7 +103,8 @@ async def _upload(studio: StudioState, request: Request) -> Response:
 
 async def _trace(studio: StudioState, request: Request) -> Response:
     model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    return _binary_response(await studio.run_cancellable(request, studio.service.trace, model_ref, image, target))
+    pixel = _optional_pixel_param(request)
+    return _binary_response(await studio.run_cancellable(request, studio.service.trace, model_ref, image, target, pixel))
 
 
 async def _attention_rows(studio: StudioState, request: Request) -> Response:
@@ -110,8 +114,16 @@ async def _attention_rows(studio: StudioState, request: Request) -> Response:
 
 async def _saliency(studio: StudioState, request: Request) -> Response:
     model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    method = _text_param(request, "method")
-    return _binary_response(await studio.run_cancellable(request, studio.service.saliency, model_ref, image, target, method))
+    method, pixel = _text_param(request, "method"), _optional_pixel_param(request)
+    return _binary_response(
+        await studio.run_cancellable(request, studio.service.saliency, model_ref, image, target, method, pixel)
+    )
+
+
+async def _mask(studio: StudioState, request: Request) -> Response:
+    model_ref, image, patches = _model_ref(request), _text_param(request, "image"), _patches_param(request)
+    mode, seed = request.query_params.get("mode", "mask"), _int_param(request, "seed", 0)
+    return _binary_response(await studio.run_cancellable(request, studio.service.mask, model_ref, image, patches, mode, seed))
 
 
 async def _attention_pair(studio: StudioState, request: Request) -> Response:
@@ -134,8 +146,9 @@ async def _ablate(studio: StudioState, request: Request) -> Response:
     patches = parse_value(fields.get("patches"), tuple[int, ...], "patches")
     mode = parse_value(fields.get("mode", "mask"), str, "mode")
     target = parse_value(fields.get("class"), int | None, "class")
+    pixel = parse_value(fields.get("pixel"), tuple[int, int] | None, "pixel")
     return json_response(
-        await studio.run_cancellable(request, studio.service.ablate, model_ref, image, patches, mode, seed, target)
+        await studio.run_cancellable(request, studio.service.ablate, model_ref, image, patches, mode, seed, target, pixel)
     )
 
 
@@ -193,6 +206,7 @@ API: dict[str, tuple[str, Handler]] = {
     "trace": ("GET", _trace),
     "attention-rows": ("GET", _attention_rows),
     "saliency": ("GET", _saliency),
+    "mask": ("GET", _mask),
     "attention-pair": ("GET", _attention_pair),
     "ablate": ("POST", _ablate),
     "model": ("GET", _model),
@@ -223,6 +237,27 @@ def _text_param(request: Request, name: str) -> str:
 
 def _optional_int_param(request: Request, name: str) -> int | None:
     return _int_param(request, name) if request.query_params.get(name) else None
+
+
+def _optional_pixel_param(request: Request) -> Pixel | None:
+    text = request.query_params.get("pixel")
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,6}),(\d{1,6})", text, re.ASCII)
+    if match is None:
+        raise VitrailError(f"pixel must be COLUMN,ROW of the model's input, got {printable(text[:20])!r}; try pixel=0,0")
+    return int(match[1]), int(match[2])
+
+
+def _patches_param(request: Request) -> tuple[int, ...]:
+    """Return patches that are given as ranges, such as 3-7,12."""
+    patches: list[int] = []
+    for text in filter(None, request.query_params.get("patches", "").split(",")):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)
+        if match is None or len(patches) > MAX_PATCHES:
+            raise VitrailError(f"patches must be ranges such as 3-7,12, got {printable(text[:20])!r}; try patches=0")
+        patches += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(patches)
 
 
 def _int_param(request: Request, name: str, default: int | None = None) -> int:

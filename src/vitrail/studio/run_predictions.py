@@ -161,7 +161,8 @@ class RunPredictions:
         recipe, name = self.run.recipe(), self.run.folder.name
         if recipe.task.has_targets and recipe.task.several_labels is None:
             return (
-                f"{name} predicts no classes, so it has no confusion matrix; its report.html and `vitrail evaluate` have more"
+                f"{name} predicts no class of an image, so it has no confusion matrix; its report.html and `vitrail evaluate` "
+                "have more"
             )
         if not recipe.task.labelled:
             return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"

@@ -15,10 +15,12 @@ from vitrail.errors import VitrailError
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.preprocess_images import preprocess
 from vitrail.models.build import Model
+from vitrail.models.vit import ViT
 from vitrail.plot.colormap import colormap
 from vitrail.studio.binary_format import encode_arrays
 from vitrail.studio.forward_trace import Metadata, NamedArrays, attention_rows, trace_image
 from vitrail.studio.image_library import ImageLibrary
+from vitrail.studio.mask_view import Pixel, explained_model, mask_view
 from vitrail.studio.model_store import ModelStore
 from vitrail.studio.run_predictions import RunPredictions
 from vitrail.studio.views import BASELINES, ablation_effect, attention_pair, model_view, saliency_with_curves
@@ -30,6 +32,11 @@ METHOD_ORDER = ("rollout", "gradient_rollout", "relevance")  # shown first; the 
 
 ModelRef = tuple[str, int | None]  # a model's id and step
 View = tuple[Metadata, NamedArrays]  # of a model and an image
+
+
+def saliency_of(model: Model, images: Tensor, method: str, target: int | None, pixel: Pixel | None) -> View:
+    """Return a map and its curves, of a segmentation model for a pixel or a region."""
+    return saliency_with_curves(explained_model(model, images, pixel, target)[0], images, method, target)
 
 
 class ByteLRUCache:
@@ -106,23 +113,44 @@ class StudioService:
         ]
         return [*own, *others]
 
-    def trace(self, model_ref: ModelRef, image: str, target: int | None, cancel_event: Event | None = None) -> bytes:
+    def trace(
+        self, model_ref: ModelRef, image: str, target: int | None, pixel: Pixel | None = None, cancel_event: Event | None = None
+    ) -> bytes:
         def compute() -> bytes:
             content = self.library.read(image)
+            region: Metadata | None = None
+
+            def select(images: Tensor) -> ViT:
+                nonlocal region
+                vit, region = explained_model(model, images, pixel, target)
+                return vit
+
             with self.store.acquire(*model_ref, cancel_event) as model:
-                metadata, arrays = trace_image(model, content, target)
+                metadata, arrays = trace_image(model, content, target, select)
+            metadata["region"] = region
             metadata["image"] |= self.library.describe(image) | self.library.python_code(image)
             return encode_arrays({**metadata, "model": model_ref[0], "step": model_ref[1]}, arrays)
 
-        return self.cache.get(("trace", *self._versioned(model_ref), image, target), compute)
+        return self.cache.get(("trace", *self._versioned(model_ref), image, target, pixel), compute)
 
     def attention_rows(self, model_ref: ModelRef, image: str, query: int, cancel_event: Event | None = None) -> bytes:
         return self._cached_view(model_ref, image, cancel_event, attention_rows, query)
 
     def saliency(
-        self, model_ref: ModelRef, image: str, target: int | None, method: str, cancel_event: Event | None = None
+        self,
+        model_ref: ModelRef,
+        image: str,
+        target: int | None,
+        method: str,
+        pixel: Pixel | None = None,
+        cancel_event: Event | None = None,
     ) -> bytes:
-        return self._cached_view(model_ref, image, cancel_event, saliency_with_curves, method, target)
+        return self._cached_view(model_ref, image, cancel_event, saliency_of, method, target, pixel)
+
+    def mask(
+        self, model_ref: ModelRef, image: str, patches: tuple[int, ...], mode: str, seed: int, cancel_event: Event | None = None
+    ) -> bytes:
+        return self._cached_view(model_ref, image, cancel_event, mask_view, patches, mode, seed)
 
     def attention_pair(
         self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int, cancel_event: Event | None = None
@@ -138,10 +166,13 @@ class StudioService:
         mode: str,
         seed: int,
         target: int | None,
+        pixel: Pixel | None = None,
         cancel_event: Event | None = None,
     ) -> dict[str, Any]:
         with self.store.acquire(*model_ref, cancel_event) as model:
-            return ablation_effect(model, self._preprocess(model, model_ref, image), patches, mode, seed, target)
+            images = self._preprocess(model, model_ref, image)
+            vit, _ = explained_model(model, images, pixel, target)
+            return ablation_effect(vit, images, patches, mode, seed, target)
 
     def model_view(self, model_ref: ModelRef, cancel_event: Event | None = None) -> bytes:
         """Return the model view; head statistics use images of the model's own dataset if possible, else the samples."""

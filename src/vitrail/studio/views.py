@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.explain.ablate import ablate, shuffle_permutation
@@ -21,7 +21,6 @@ from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, trac
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
 from vitrail.layers.position import RelativeKeys
 from vitrail.layers.tap import record_activations
-from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.studio.forward_trace import (
     NUM_TOP_CLASSES,
@@ -42,7 +41,7 @@ BASELINES = {"random": random_map, "edges": edge_map}  # maps that do not use th
 
 
 def saliency_with_curves(
-    model: Model, images: Float[Tensor, "1 c height width"], method: str, target: int | None = None
+    model: nn.Module, images: Float[Tensor, "1 c height width"], method: str, target: int | None = None
 ) -> tuple[Metadata, NamedArrays]:
     """Return a map by one of ``SALIENCY_METHODS`` or ``BASELINES``, and its deletion and insertion curves."""
     vit = as_vit(model)
@@ -73,7 +72,7 @@ def saliency_with_curves(
 
 
 def ablation_effect(
-    model: Model,
+    model: nn.Module,
     images: Float[Tensor, "1 c height width"],
     patches: Sequence[int],
     mode: str,
@@ -111,7 +110,7 @@ def ablation_effect(
 
 
 def attention_pair(
-    model: Model, images: Float[Tensor, "1 c height width"], layer: int, head: int, query: int, key: int
+    model: nn.Module, images: Float[Tensor, "1 c height width"], layer: int, head: int, query: int, key: int
 ) -> Metadata:
     """Break down one weight of ``vitrail.explain.attention``: exp(``score`` - ``max_score``) / ``exp_sum``.
 
@@ -146,7 +145,7 @@ def attention_pair(
     return {"layer": layer, "head": head, "query": query, "key": key, "q": q[query].tolist(), "k": k[key].tolist(), **numbers}
 
 
-def model_view(model: Model, batches: Sequence[Float[Tensor, "_ c height width"]]) -> tuple[Metadata, NamedArrays]:
+def model_view(model: nn.Module, batches: Sequence[Float[Tensor, "_ c height width"]]) -> tuple[Metadata, NamedArrays]:
     """Return filters, position similarity and head statistics on these images; without images, no head statistics."""
     vit = as_vit(model)
     arrays = {"filters": to_float32_array(patch_filters(vit))}

@@ -1,20 +1,30 @@
 """Tasks whose outputs belong to places of an image, and so have to be brought back to its own size.
 
-b images, k classes; the model's input is height by width, an image h high and w wide.
+b images, n patches, k classes; the model's input is height by width, an image h high and w wide.
 """
 
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from einops import rearrange
+from jaxtyping import Float, Int16
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitrail.data.decode import ImageSize
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window
+from vitrail.layers.position import Grid
+from vitrail.models.config import Pair
 
 MAX_BAND_NUMEL = 2**20  # numbers of a band of rows: 4 MiB, whatever the size of the image; larger ones are no faster
 Window = tuple[float, float, float, float]  # the part of an image that an input shows: left, top, right, bottom
+
+
+def upsample_patches(outputs: Float[Tensor, "b n k"], grid: Grid, patch: Pair) -> Float[Tensor, "b k height width"]:
+    """Interpolate outputs of patches bilinearly to the pixels."""
+    maps = rearrange(outputs, "b (y x) k -> b k y x", y=grid[0])
+    return F.interpolate(maps, (grid[0] * patch[0], grid[1] * patch[1]), mode="bilinear")
 
 
 def restored_bands(
@@ -26,6 +36,18 @@ def restored_bands(
     _, window = crop_window((width, height), preprocess)
     for band in row_bands(slice(0, height), outputs.shape[0] * max(width, outputs.shape[2])):
         yield band, restored_part(outputs, window, band, slice(0, width))
+
+
+def classes_of_pixels(scores: Float[Tensor, "*b k height width"]) -> Int16[Tensor, "*b height width"]:
+    """Return the class of the largest score of each pixel, of equal ones the first: ``argmax`` over the classes, which on a CPU
+    is several times as slow over an axis that is not the last."""
+    best = scores[..., 0, :, :]
+    labels = torch.zeros(best.shape, dtype=torch.int16, device=scores.device)
+    for label in range(1, scores.shape[-3]):
+        score = scores[..., label, :, :]
+        labels.masked_fill_(score > best, label)
+        best = torch.maximum(best, score)
+    return labels
 
 
 def row_bands(rows: slice, numel_per_row: int) -> Iterator[slice]:

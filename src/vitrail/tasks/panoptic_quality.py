@@ -65,7 +65,7 @@ def panoptic_quality_per_class(counts: Float[Tensor, "*n k 4"]) -> dict[str, Flo
     iou_sum, matches, extra, missed = counts.unbind(-1)
     num_segments = matches + (extra + missed) / 2
     absent = num_segments == 0
-    sq = (iou_sum / matches.clamp(min=1)).masked_fill(absent, torch.nan)
+    sq = torch.where(matches > 0, iou_sum / matches, 0.0).masked_fill(absent, torch.nan)
     rq = matches / num_segments
     return {"pq": iou_sum / num_segments, "sq": sq, "rq": rq}
 

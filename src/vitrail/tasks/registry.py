@@ -3,12 +3,11 @@
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.tasks.classification import ClassificationTask
@@ -30,9 +29,10 @@ def build_task(
     return TASKS[type(config)](config, model, preprocess, class_names, seed)
 
 
-def model_task(model: Model) -> Task:
+def model_task(model: nn.Module) -> Task:
     """Return the task that a model was trained for, which knows what its outputs mean."""
-    return recorded_task(model.config, model.preprocess, model.class_names, model.metadata)
+    described: Any = model  # an encoder, or what a task has built around one
+    return recorded_task(described.config, described.preprocess, described.class_names, described.metadata)
 
 
 def recorded_task(
@@ -47,6 +47,6 @@ def recorded_task(
     return task.with_state(metadata.get("task_state", {}))
 
 
-def class_probabilities(model: Model, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+def class_probabilities(model: nn.Module, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """Return the probability of each class, as in ``vitrail.predict``; of a model without a head, those of no class."""
     return model_task(model).probabilities(logits.double()) if logits.shape[-1] else logits.double()

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int16
+from jaxtyping import Bool, Float, Int, Int16, Int32
 from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.data.connected_components import connected_components
 from vitrail.data.decode import ImageSize
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, evenly_spaced
@@ -23,14 +24,13 @@ from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.boundary_iou import boundary_counts
-from vitrail.tasks.dense import restored_bands
-from vitrail.tasks.segmentation_heads import BUILDERS
+from vitrail.tasks.dense import classes_of_pixels, restored_bands
+from vitrail.tasks.pixel_loss import mean_over_pixels
+from vitrail.tasks.segmentation_heads import HEADS
 from vitrail.tasks.segmentation_metrics import class_rows, confusion_matrix, iou_per_class, segmentation_scores
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 NUM_COUNTED = 500  # masks whose pixels are counted for the weights of the classes
-NO_MASK = np.zeros((0, 0), np.int16)  # so that predictions need not be kept
-DICE_SMOOTHING = 1.0  # pixels, so that a class that is neither there nor predicted has a Dice of 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class ImageComparison:
     boundary: Int[Tensor, "k 3"]  # pixels of the boundary of each class in the mask, in the prediction, and in both
     loss: float  # mean negative log-likelihood
 
+    def without_mask(self) -> "ImageComparison":
+        """Return the counts alone, of which there are few."""
+        return replace(self, predicted=np.zeros((0, 0), np.int16))
+
 
 @dataclass(frozen=True)
 class SegmentationTask(Task):
@@ -70,14 +74,29 @@ class SegmentationTask(Task):
     class_weights: Float[Tensor, " k"] | None = None
 
     config_class: ClassVar = Segmentation
+    has_pixel_classes: ClassVar[bool] = True
     primary_metric: ClassVar[str] = "miou"
-    fractions: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "dice", "pixel_accuracy", "boundary_iou", "iou")
+    fractions: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "miou",
+        "dice",
+        "pixel_accuracy",
+        "boundary_iou",
+        "iou",
+        "pq",
+        "sq",
+        "rq",
+    )
     metric_titles: ClassVar[Mapping[str, str]] = {
         "iou": "IoU",
         "miou": "mean IoU",
         "dice": "mean Dice",
         "pixel_accuracy": "pixel accuracy",
         "boundary_iou": "boundary IoU",
+        "nll": "NLL",
+        "pq": "panoptic quality",
+        "sq": "segmentation quality",
+        "rq": "recognition quality",
     }
     image_score: ClassVar = ImageScore("pixel_accuracy", "pixel accuracy")
     output_name: ClassVar[str] = "logits"
@@ -113,7 +132,7 @@ class SegmentationTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        return BUILDERS[self.config.head](encoder, self.config)
+        return HEADS[self.config.head].build(encoder, self.config)
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: masks have different sizes, and are read when they are compared."""
@@ -121,25 +140,10 @@ class SegmentationTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
-        logits = model(batch.images.to(device, non_blocking=True)).float()
-        masks = batch.targets.to(device).long()
-        counted = masks != IGNORED
-        accuracy = _mean_over_pixels((logits.argmax(1) == masks).float(), counted)
-        return self._pixel_loss(logits, masks, counted), {"accuracy": accuracy}
-
-    def _pixel_loss(
-        self, logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"], counted: Tensor
-    ) -> Tensor:
-        config = self.config
-        weights = None if self.class_weights is None else self.class_weights.to(logits)
-        losses = F.cross_entropy(
-            logits, masks, weights, ignore_index=IGNORED, reduction="none", label_smoothing=config.label_smoothing
-        )
-        if config.loss == "focal":
-            true = logits.log_softmax(1).gather(1, masks.clamp(min=0)[:, None])[:, 0].exp()
-            losses = losses * (1 - true) ** config.focal_gamma
-        loss = _mean_over_pixels(losses, counted)
-        return loss + config.dice_weight * dice_loss(logits, masks) if config.dice_weight else loss
+        images, masks = batch.images.to(device, non_blocking=True), batch.targets.to(device).long()
+        moved = replace(batch, images=images, targets=masks)
+        loss, logits = HEADS[self.config.head].loss(self, model, moved)
+        return loss, {"accuracy": mean_over_pixels((classes_of_pixels(logits) == masks).float(), masks != IGNORED)}
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
@@ -151,8 +155,8 @@ class SegmentationTask(Task):
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    compared = self.compare(logits, loader.dataset.mask(index))
-                    rows[index] = replace(compared, predicted=NO_MASK)
+                    if (mask := loader.mask(index)) is not None:
+                        rows[index] = self.compare(logits, mask).without_mask()
         finally:
             model.train(was_training)
         indices = gather(torch.tensor(list(rows), dtype=torch.int64))
@@ -173,12 +177,34 @@ class SegmentationTask(Task):
         target, predicted = torch.from_numpy(mask), np.empty(mask.shape, np.int16)
         confusion, loss, counted = torch.zeros(self.classes, self.classes, dtype=torch.int64), 0.0, 0
         for band, restored in restored_bands(logits, self.preprocess, (mask.shape[0], mask.shape[1])):
-            rows, labels = target[band].long(), restored.argmax(0)
+            rows, labels = target[band].long(), classes_of_pixels(restored)
             confusion += confusion_matrix(labels, rows, self.classes)
             loss += F.cross_entropy(restored[None], rows[None], ignore_index=IGNORED, reduction="sum").item()
             counted += int((rows != IGNORED).sum())
             predicted[band] = labels.numpy()
         return ImageComparison(predicted, confusion, boundary_counts(predicted, mask, self.classes), loss / max(counted, 1))
+
+    def objects(self, predicted: Int16[ndarray, "h w"], has_objects: Bool[ndarray, " k"]) -> Int32[ndarray, "h w"]:
+        """Return the object of each pixel of a predicted mask, from 1: the components of classes that have objects."""
+        return connected_components(predicted, has_objects[predicted])
+
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> list[Int16[ndarray, "h w"]]:
+        """Return the masks of some images."""
+        return [dataset.mask(index) for index in indices.tolist()]
+
+    def image_scores(
+        self, outputs: Float[Tensor, "b k height width"], targets: Sequence[Int16[ndarray, "h w"]]
+    ) -> Float[Tensor, " b"]:
+        """Return the pixel accuracy of each image at its own size; an image without a counted pixel has 1."""
+        scores = []
+        for logits, mask in zip(outputs, targets, strict=True):
+            correct = sum(
+                int((labels == mask[band])[mask[band] != IGNORED].sum())
+                for band, labels, _ in self.predict_mask(logits, mask.shape)
+            )
+            counted = int((mask != IGNORED).sum())
+            scores.append(correct / counted if counted else 1.0)
+        return torch.tensor(scores, dtype=torch.float64)
 
     def stack_counts(self, rows: Sequence[ImageComparison]) -> tuple[Int[Tensor, "b k k"], Int[Tensor, "b k 3"], Tensor]:
         """Return the confusion matrices, the counts of the boundaries and the losses of images, which may be none."""
@@ -203,8 +229,7 @@ class SegmentationTask(Task):
     ) -> Iterator[tuple[slice, Int16[ndarray, "rows w"], Float[ndarray, "rows w"]]]:
         """Yield the class of each pixel of an image, and its probability, a band of rows at a time."""
         for band, restored in restored_bands(logits, self.preprocess, size):
-            probability, predicted = restored.softmax(0).max(0)
-            yield band, predicted.to(torch.int16).numpy(), probability.numpy()
+            yield band, classes_of_pixels(restored).numpy(), restored.softmax(0).amax(0).numpy()
 
     def mask_prediction(self, mask: Int16[ndarray, "h w"]) -> SegmentationPrediction:
         """Return the prediction that a mask at the image's own size is."""
@@ -219,7 +244,7 @@ class SegmentationTask(Task):
     ) -> SegmentationPrediction:
         mask = np.empty(size, np.int16)
         for band, logits in bands:
-            mask[band] = logits.argmax(0).numpy()
+            mask[band] = classes_of_pixels(logits).numpy()
         return self.mask_prediction(mask)
 
     def columns(self, top_k: int) -> list[str]:
@@ -230,30 +255,20 @@ class SegmentationTask(Task):
 
     def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""
-        return [self.mask_prediction(logits.argmax(0).to(torch.int16).numpy()) for logits in outputs]
+        return [self.mask_prediction(mask) for mask in classes_of_pixels(outputs).numpy()]
+
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> list[SegmentationPrediction]:
+        """Return the fractions of the classes alone, of the pixels that count: masks are not saved."""
+        predicted = saved["confusion"].sum(1).double()
+        fractions = predicted / predicted.sum(1, keepdim=True).clamp(min=1)
+        return [SegmentationPrediction(classes=dict(zip(self.class_names, row, strict=True))) for row in fractions.tolist()]
 
     def probabilities(self, outputs: Float[Tensor, "b k height width"]) -> Float[Tensor, "b k height width"]:
         return outputs.softmax(1)
 
     def agreement(self, outputs: Float[Tensor, "b k height width"], expected: Float[Tensor, "b k height width"]) -> float:
         """Return the fraction of the pixels with the same class."""
-        return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
-
-
-def _mean_over_pixels(values: Float[Tensor, "b height width"], counted: Tensor) -> Tensor:
-    """Return the mean over the counted pixels of each image, and over images; one without any such pixel counts as 0."""
-    return ((values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)).mean()
-
-
-def dice_loss(logits: Float[Tensor, "b k height width"], masks: Int[Tensor, "b height width"]) -> Tensor:
-    """Return 1 minus the soft Dice coefficient (Milletari et al. 2016), averaged over the classes of each image and over
-    images."""
-    counted = (masks != IGNORED)[:, None]
-    probabilities = logits.softmax(1) * counted
-    target = F.one_hot(masks.clamp(min=0), logits.shape[1]).movedim(-1, 1) * counted
-    overlap = (probabilities * target).sum((2, 3))
-    total = probabilities.sum((2, 3)) + target.sum((2, 3))
-    return 1 - ((2 * overlap + DICE_SMOOTHING) / (total + DICE_SMOOTHING)).mean()
+        return float((classes_of_pixels(outputs) == classes_of_pixels(expected)).double().mean())
 
 
 def pixel_class_weights(train: Dataset) -> Float[Tensor, " k"]:

@@ -5,6 +5,7 @@ patch.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from vitrail.layers.position import Grid
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.tasks.dense import upsample_patches
+from vitrail.tasks.mask_transformer import MaskTransformer
 
 
 class LinearHead(nn.Module):
@@ -23,9 +26,7 @@ class LinearHead(nn.Module):
         super().__init__()
         self.patch = patch
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-6) for _ in range(num_layers))
-        self.linear = nn.Linear(num_layers * width, classes * patch[0] * patch[1])
-        nn.init.zeros_(self.linear.weight)  # a zero head starts every class with the same probability
-        nn.init.zeros_(self.linear.bias)
+        self.linear = _zero_linear(num_layers * width, classes * patch[0] * patch[1])
 
     def forward(self, layers: Sequence[Float[Tensor, "b n d"]], grid: Grid) -> Float[Tensor, "b k height width"]:
         x = torch.cat([norm(tokens) for norm, tokens in zip(self.norms, layers, strict=True)], dim=-1)
@@ -33,21 +34,70 @@ class LinearHead(nn.Module):
         return rearrange(self.linear(x), "b (y x) (k p q) -> b k (y p) (x q)", y=grid[0], p=p, q=q)
 
 
-class LinearSegmenter(nn.Module):
-    """Logits of every pixel, from the patch tokens of some blocks."""
+class PatchLinearHead(nn.Module):
+    """One linear layer from a token to the logits of its patch, which are interpolated (the linear decoder of Strudel et al.
+    2021)."""
 
-    def __init__(self, encoder: ViT, classes: int, layers: Sequence[int] = ()) -> None:
+    def __init__(self, width: int, classes: int, patch: Pair, num_layers: int = 1) -> None:
+        super().__init__()
+        self.patch = patch
+        self.linear = _zero_linear(num_layers * width, classes)
+
+    def forward(self, layers: Sequence[Float[Tensor, "b n d"]], grid: Grid) -> Float[Tensor, "b k height width"]:
+        return upsample_patches(self.linear(torch.cat(list(layers), dim=-1)), grid, self.patch)
+
+
+class PatchSegmenter(nn.Module):
+    """Logits of every pixel, by a head on the patch tokens of some blocks."""
+
+    def __init__(self, encoder: ViT, head: nn.Module, layers: Sequence[int] = ()) -> None:
         super().__init__()
         self.encoder = encoder
         self.layers = tuple(layers) or (encoder.config.depth,)
-        self.head = LinearHead(encoder.config.width, classes, encoder.config.patch_stride, len(self.layers))
+        self.head: Any = head
 
     @property
     def config(self) -> ViTConfig:
         return self.encoder.config
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k height width"]:
-        grid = self.encoder.grid(images)
+        grid, prefix = self.encoder.grid(images), self.config.prefix_tokens
         layers = self.encoder.encode_layers(self.encoder.embed_patches(images), grid, self.layers)
-        prefix = self.config.prefix_tokens
-        return self.head([self.encoder.norm(tokens)[:, prefix:] for tokens in layers], grid)
+        for index in range(len(layers)):  # in place of those without the norm, which need not be kept
+            layers[index] = self.encoder.norm(layers[index])[:, prefix:]
+        logits: Tensor = self.head(layers, grid)
+        return logits
+
+
+class LinearSegmenter(PatchSegmenter):
+    """A segmentation model with a linear head: from a token to the logits of its patch's pixels, or of its patch."""
+
+    def __init__(self, encoder: ViT, classes: int, layers: Sequence[int] = (), subpatch: bool = True) -> None:
+        head, config = LinearHead if subpatch else PatchLinearHead, encoder.config
+        super().__init__(encoder, head(config.width, classes, config.patch_stride, max(len(layers), 1)), layers)
+
+
+class MaskTransformerSegmenter(PatchSegmenter):
+    """A segmentation model with a mask transformer: Segmenter (Strudel et al. 2021)."""
+
+    def __init__(self, encoder: ViT, classes: int, depth: int, width: int, heads: int) -> None:
+        config = encoder.config
+        decoder = MaskTransformer(
+            config.width,
+            classes,
+            config.patch_stride,
+            depth=depth,
+            decoder_width=width,
+            heads=heads,
+            gelu=config.gelu,
+            dropout=config.dropout,
+        )
+        super().__init__(encoder, decoder)
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear layer of zeros, so that every class starts with the same probability."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -89,6 +89,7 @@ class Task(ABC):
     primary_metric: ClassVar[str]  # by which weights are selected
     lower_is_better: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False  # whether the outputs are logits of classes
+    has_pixel_classes: ClassVar[bool] = False  # whether they are logits of classes for every pixel of the model's input
     fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
     curves: ClassVar[tuple[str, ...] | None] = None  # metrics that the report draws over the training; None: all
     metric_titles: ClassVar[Mapping[str, str]] = {}  # for people, of metrics whose names are abbreviations
@@ -153,6 +154,10 @@ class Task(ABC):
     def metrics(self, outputs: Tensor, targets: Any) -> dict[str, float]:
         """Return the metrics of a whole split."""
         raise NotImplementedError
+
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> Any:
+        """Return the targets of some images for ``image_scores``."""
+        return self.targets(dataset, indices)
 
     def image_scores(self, outputs: Tensor, targets: Any) -> Float[Tensor, " b"]:
         """Return how well each image is predicted, as ``image_score`` describes it, for tests whose images change."""
@@ -225,6 +230,10 @@ class Task(ABC):
     def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Prediction]:
         """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
+
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> Sequence[Prediction]:
+        """Return what is predicted for each image, from the tensors that ``evaluate`` has returned and a run has saved."""
+        return self.predictions(saved[self.output_name], top_k)
 
     def dense_prediction(self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize) -> Prediction:
         """Return what is predicted for an image of this size, from finite outputs for its pixels, a band of rows at a time."""

@@ -13,7 +13,7 @@ from vitrail.training.muon import Muon
 from vitrail.training.parallel import is_sharded
 
 # Tokens, positions and scales. The MLP of a relative bias stands for a table of offsets, and Swin V2 excludes it as well.
-NO_DECAY = ("positions", "cls", "registers", "relative", "relative_bias", "rotary", "scale", "probe", "mask")
+NO_DECAY = ("positions", "cls", "registers", "relative", "relative_bias", "rotary", "scale", "probe", "mask", "queries")
 AFTER_BLOCKS = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # after the blocks
 
 

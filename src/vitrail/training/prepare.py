@@ -305,7 +305,8 @@ def _open(
     """Open the dataset to train on. ``task``: None means the one that its targets are for, if it need be ``labelled``."""
     columns = options.target_columns()
     if task is not None and columns.several is None and not columns.targets:
-        columns = replace(columns, several=task.several_labels, masks=task.has_masks or columns.masks)
+        masks = True if task.has_masks else False if task.labelled else columns.masks  # a folder may have classes and masks
+        columns = replace(columns, several=task.several_labels, masks=masks)
     with group.local_main_first():  # the others find what the first process of their node has downloaded or cached
         opened = open_dataset(
             options.data or data,
@@ -327,9 +328,9 @@ def _learned_task(data: DatasetSplits, task: TaskConfig | None) -> tuple[TaskCon
 
 def _with_task(recipe: Recipe, task: TaskConfig | None, learned: TaskConfig) -> Recipe:
     """Return the recipe for a task: without mixing images if their targets cannot be mixed, without flips and crops if they
-    may change the targets, with the whole image if outputs belong to its places. ``task`` is that of the user's choice; None: a
-    recipe for the detected task, ``learned``, keeps its own settings."""
-    if task is None and isinstance(learned, type(recipe.task)):
+    may change the targets, with the whole image if outputs belong to its places. ``task`` is that of the user's choice; None,
+    or one that is only named: a recipe for the task, ``learned``, keeps its own settings."""
+    if (task is None or task.is_default) and isinstance(learned, type(recipe.task)):
         return recipe
     augment = recipe.augment if learned.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
     augment = augment if learned.is_invariant else replace(augment, crop="none", hflip=0.0)

@@ -32,7 +32,7 @@ def train_step(state: TrainState, task: Task, batch: Batch, recipe: Recipe) -> d
         return {}
     multiplier = lr_multiplier(recipe.schedule, state.step, recipe.steps)
     set_lr(state.optimisers, recipe.optim, multiplier)
-    metrics = _compute_gradients(state, task, batch, recipe, counts)
+    metrics = _compute_gradients(state, task, _with_progress(batch, state.step, recipe), recipe, counts)
     gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
     total = full_tensor(torch.nn.utils.get_total_norm(gradients, foreach=True))
     norm = total.item()
@@ -48,6 +48,11 @@ def train_step(state: TrainState, task: Task, batch: Batch, recipe: Recipe) -> d
     if finite and state.ema is not None:
         state.ema.update(state.model, state.step)
     return {**metrics, "lr": recipe.optim.lr * multiplier, "grad_norm": norm}
+
+
+def _with_progress(batch: Batch, step: int, recipe: Recipe) -> Batch:
+    """Return the batch with the fraction of the training that is done, for losses that change with it."""
+    return replace(batch, progress=torch.full((len(batch.images),), step / recipe.steps))
 
 
 def _compute_gradients(state: TrainState, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
@@ -140,7 +145,8 @@ def find_nonfinite(state: TrainState, task: Task, batch: Batch, recipe: Recipe) 
     ]
     try:
         seed_step(recipe.seed, state.step - 1, state.group.rank)
-        losses = [_loss(state, task, micro_batch, recipe)[0] for micro_batch in _batches_to_inspect(state, batch)]
+        inspected = _batches_to_inspect(state, _with_progress(batch, state.step - 1, recipe))
+        losses = [_loss(state, task, micro_batch, recipe)[0] for micro_batch in inspected]
     finally:
         for hook in hooks:
             hook.remove()

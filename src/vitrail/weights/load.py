@@ -30,6 +30,7 @@ from vitrail.weights.convert import (
     official,
     open_clip,
     perception_encoder,
+    segmenter,
     timm,
     torchvision,
     vit_pytorch,
@@ -49,7 +50,18 @@ from vitrail.weights.model_folder import (
 from vitrail.weights.read_file import CLASS_NAMES_KEY, RawCheckpoint, own_copy, read_file
 
 # The Perception Encoder before CLIP, whose names it has.
-CONVERTERS = (official, timm, huggingface, torchvision, perception_encoder, open_clip, aimv2, mmpretrain, vit_pytorch)
+CONVERTERS = (
+    official,
+    segmenter,
+    timm,
+    huggingface,
+    torchvision,
+    perception_encoder,
+    open_clip,
+    aimv2,
+    mmpretrain,
+    vit_pytorch,
+)
 logger = logging.getLogger("vitrail")
 
 

@@ -43,6 +43,8 @@ INERT_GLOBALS = (
     "types.SimpleNamespace",
 )
 SIDECAR_STEMS = ("model", "pytorch_model", "open_clip_model", "open_clip_pytorch_model")  # of files with a config.json
+SEGMENTER_FILES = ("checkpoint.pth", "variant.yml")
+MAX_VARIANT_BYTES = 2**20
 METADATA_KEY = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
 CLASS_NAMES_KEY = "class_names_of_timm"  # in the metadata of a folder whose tensors have the names of one of timm's classes
 
@@ -67,11 +69,13 @@ def read_file(path: Path) -> RawCheckpoint:
             f"{path} does not exist; name a run, a model folder, a file of weights, hf:owner/name, or "
             "a published model (`vitrail models` lists them)"
         )
-    sidecar = _read_sidecars(path.parent) if path.stem in SIDECAR_STEMS else {}
+    sidecar = _read_sidecars(path.parent) if path.stem in SIDECAR_STEMS else _read_variant(path.parent)
     return replace(_without_prefix(_read_tensors(path), path), sidecar=sidecar)
 
 
 def _read_folder(path: Path) -> RawCheckpoint:
+    if (path / SEGMENTER_FILES[0]).is_file() and (path / SEGMENTER_FILES[1]).is_file():
+        return read_file(path / SEGMENTER_FILES[0])
     sidecar = _read_sidecars(path)
     for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
         if (path / f"{name}.index.json").is_file():
@@ -99,6 +103,14 @@ def _read_sidecars(folder: Path) -> dict[str, Any]:
             content = read_json(folder / name)
             return sidecar | {"preprocessor": content.get("image_processor", content)}
     return sidecar
+
+
+def _read_variant(folder: Path) -> dict[str, Any]:
+    """Read the settings next to the weights of Segmenter as text."""
+    path = folder / SEGMENTER_FILES[1]
+    if not path.is_file() or path.stat().st_size > MAX_VARIANT_BYTES:
+        return {}
+    return {path.name: path.read_text(errors="replace")}
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:

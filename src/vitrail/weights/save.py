@@ -23,8 +23,21 @@ from vitrail.models.build import Model, decoder_state, get_encoder
 from vitrail.models.config import ModelConfig, ResNetConfig, RotaryConfig, ViTConfig, format_size
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
+from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.registry import model_task
-from vitrail.weights.convert import huggingface, inspect, mae, official, timm, timm_folder, timm_writer, torchvision
+from vitrail.tasks.segmentation_eomt import EoMT
+from vitrail.weights.convert import (
+    huggingface,
+    huggingface_eomt,
+    inspect,
+    mae,
+    official,
+    segmenter,
+    timm,
+    timm_folder,
+    timm_writer,
+    torchvision,
+)
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.model_folder import (
@@ -35,9 +48,9 @@ from vitrail.weights.model_folder import (
     WEIGHTS_FILE,
     task_metadata,
 )
-from vitrail.weights.read_file import CLASS_NAMES_KEY, METADATA_KEY
+from vitrail.weights.read_file import CLASS_NAMES_KEY, METADATA_KEY, SEGMENTER_FILES
 
-MODEL_FILES = {WEIGHTS_FILE, METADATA_FILE, DECODER_FILE, "config.json", "preprocessor_config.json"}
+MODEL_FILES = {WEIGHTS_FILE, METADATA_FILE, DECODER_FILE, "config.json", "preprocessor_config.json", *SEGMENTER_FILES}
 FORMAT_SUFFIXES: dict[str, tuple[str, ...]] = {
     "official": (".npz",),
     "timm": (".safetensors", ".pth"),
@@ -46,11 +59,11 @@ FORMAT_SUFFIXES: dict[str, tuple[str, ...]] = {
 
 
 def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadata: Mapping[str, Any] | None = None) -> Path:
-    """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
+    """Write a model folder, or the same weights in the official, timm, huggingface, torchvision or segmenter format.
 
     A model with a decoder is written with it: in our folder next to the encoder; an MAE also in the published format or as
-    Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU and
-    the kinds of models that no tensor shows.
+    Hugging Face's ViTMAE, and an EoMT as theirs. timm's is a file, or a folder if the path has no suffix; only the folder
+    records the GELU and the kinds of models that no tensor shows. Segmenter's is a folder.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
     training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so of a loaded model's only the task and its
     state, such as thresholds, are saved by default.
@@ -66,6 +79,8 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
             return _write_atomically(path, lambda temporary: _write_model_folder(model, temporary, training), folder=True)
         case "huggingface":
             return _write_atomically(path, lambda temporary: _write_huggingface(model, temporary, training), folder=True)
+        case "segmenter":
+            return _write_atomically(path, lambda temporary: _write_segmenter(model, temporary), folder=True)
     if format == "timm" and not path.suffix:
         return _write_atomically(path, lambda temporary: _write_timm(model, temporary, training), folder=True)
     if path.suffix not in FORMAT_SUFFIXES[format]:
@@ -155,7 +170,10 @@ def _write_model_folder(model: nn.Module, folder: Path, training: dict[str, Any]
 def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
     config, tensors = _converted(model, "huggingface")
     metadata, encoder = {}, get_encoder(model)
-    if encoder is model:
+    if isinstance(model, EoMT):
+        config_file = {"config.json": huggingface_eomt.config_file(model, encoder.class_names)}
+        sidecars = {**config_file, **huggingface.preprocessor_file(encoder.preprocess)}
+    elif encoder is model:
         several_labels = bool(model_task(encoder).config.several_labels)
         sidecars = huggingface.sidecar_files(config, encoder.preprocess, encoder.class_names, several_labels)
     else:
@@ -188,6 +206,23 @@ def _write_timm(model: nn.Module, folder: Path, training: dict[str, Any]) -> Non
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
+def _write_segmenter(model: nn.Module, folder: Path) -> None:
+    """Write ``checkpoint.pth`` and ``variant.yml``, from which the authors' code builds encoder and decoder."""
+    encoder, task = get_encoder(model), model_task(model).config if model is not get_encoder(model) else None
+    if not isinstance(task, Segmentation) or not isinstance(encoder.config, ViTConfig):
+        unsupported("a model without a head of segmentation", "segmenter", "use format='timm'")
+    config, state = _with_learned_positions(encoder, "segmenter")
+    assert isinstance(config, ViTConfig)
+    segmenter.check_supported(config, task)
+    tensors = export_tensors(segmenter.encoder_maps(config), state)
+    tensors |= export_tensors(segmenter.decoder_maps(task, config), decoder_state(model))
+    tensors |= {name: torch.zeros(shape) for name, shape in segmenter.classifier_shapes(config).items()}
+    variant = segmenter.variant_file(config, task, encoder.preprocess, encoder.class_names)
+    with (folder / SEGMENTER_FILES[0]).open("wb") as file:
+        torch.save({"model": tensors, "n_cls": task.classes}, file)
+    (folder / SEGMENTER_FILES[1]).write_text(variant)
+
+
 def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the config and the tensors in another library's names and layout."""
     converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
@@ -198,6 +233,10 @@ def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str,
         config, state = _with_learned_positions(encoder, format)
         converter.check_supported(config)
         return config, export_tensors(converter.tensor_maps(config), state)
+    if isinstance(model, EoMT) and format == "huggingface":
+        config, state = _with_learned_positions(encoder, format)
+        assert isinstance(config, ViTConfig)  # only a ViT has queries
+        return config, huggingface_eomt.export_model(model, config, state)
     masked = _require_mae(model, format)
     encoder_config, state = _with_learned_positions(encoder, format)
     assert isinstance(encoder_config, ViTConfig)
@@ -278,7 +317,7 @@ def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool
     """Write a file or folder whole or not at all: what has the final name is always complete."""
     try:
         existing = {file.name for file in path.iterdir()} if path.is_dir() else set()
-        if existing and not (existing <= MODEL_FILES and existing & {WEIGHTS_FILE, METADATA_FILE}):
+        if existing and not (existing <= MODEL_FILES and existing & {WEIGHTS_FILE, METADATA_FILE, SEGMENTER_FILES[0]}):
             raise VitrailError(
                 f"{path} exists and contains files other than a model's, so it is not overwritten; choose another name"
             )

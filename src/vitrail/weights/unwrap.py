@@ -43,6 +43,8 @@ PATCH_PROJECTIONS = (
 )
 # Of several models in one file, the one that its project evaluates.
 PREFERRED_PREFIXES = ("teacher.", "teacher_backbone.", "target_encoder.", "base_encoder.", "encoder_q.", "ema.")
+# Tensors next to an encoder by which its decoder is known, so that both are read: Segmenter's.
+DECODERS = {"encoder.": ("decoder.cls_emb", "decoder.head.weight")}
 HEADS = ("head.", "heads.", "classifier.", "linear_head.")
 MODULE_PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "net.")  # in files without a patch projection
 
@@ -82,6 +84,7 @@ def _holds_values(value: Any) -> bool:
 def strip_prefix(tensors: dict[str, Tensor], description: str) -> tuple[dict[str, Tensor], list[str]]:
     """Remove what precedes the model's names, and return the names of tensors that do not belong to it."""
     prefix = _model_prefix(tensors, description)
+    prefix = None if prefix is None else _without_encoder(prefix, tensors)
     if prefix is None:
         return _strip_module_prefixes(tensors, description), []
     if not prefix:
@@ -118,6 +121,15 @@ def _model_prefix(tensors: Mapping[str, Tensor], description: str) -> str | None
         if found:
             return found[0]
     return None
+
+
+def _without_encoder(prefix: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return what precedes encoder and decoder, if the file has a decoder that is read as well; else the prefix."""
+    for encoder, marks in DECODERS.items():
+        parent = prefix.removesuffix(encoder)
+        if parent != prefix and any(f"{parent}{mark}" in tensors for mark in marks):
+            return parent
+    return prefix
 
 
 def _strip_module_prefixes(tensors: dict[str, Tensor], description: str) -> dict[str, Tensor]:

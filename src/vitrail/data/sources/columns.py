@@ -7,6 +7,7 @@ from vitrail.config import added, validate
 from vitrail.errors import VitrailError
 
 SEPARATORS = ";|,"  # those that are found, tried in this order
+NONE_IGNORED = "none"  # written if no value in masks is ignored
 NO_SEPARATOR = "none"  # written for one label per image, whatever characters it has
 
 
@@ -16,7 +17,8 @@ class Columns:
 
     ``labels``: the column of labels. ``separator``: the text between several labels of one image, or ``none`` if a cell is one
     label. ``several``: whether an image may have several labels, or none. ``targets``: columns of numbers to predict.
-    ``masks``: whether the masks of images are the targets; left open, they are if the images have no labels.
+    ``masks``: whether the masks of images are the targets; left open, they are if the images have no labels. ``ignore``: values
+    in masks, or names of classes, whose pixels count for no class, or ``none``; left open, 255 and classes such as void.
     """
 
     labels: str | None = None
@@ -24,6 +26,7 @@ class Columns:
     several: bool | None = None
     targets: tuple[str, ...] = ()
     masks: bool | None = added(None)
+    ignore: tuple[str, ...] = added(())
 
     def __post_init__(self) -> None:
         validate(self)
@@ -53,8 +56,14 @@ ANY_COLUMNS = Columns()  # all is found
 
 
 def choose_columns(
-    labels_column: str | None = None, separator: str | None = None, target: str | Sequence[str] | None = None
+    labels_column: str | None = None,
+    separator: str | None = None,
+    target: str | Sequence[str] | None = None,
+    ignore: str | int | Sequence[str | int] | None = None,
 ) -> Columns:
-    """Return the columns that options name; a separator means several labels per image."""
+    """Return the columns that options name; a separator means several labels per image, and values to ignore mean masks."""
     targets = () if target is None else (target,) if isinstance(target, str) else tuple(target)
-    return Columns(labels_column, separator, None if separator in (None, NO_SEPARATOR) else True, targets)
+    several = None if separator in (None, NO_SEPARATOR) else True
+    ignored = () if ignore is None else (ignore,) if isinstance(ignore, str | int) else tuple(ignore)
+    names = tuple(part.strip() for item in ignored for part in str(item).split(",") if part.strip())
+    return Columns(labels_column, separator, several, targets, True if names else None, names)

@@ -22,13 +22,13 @@ from jaxtyping import Bool, Float, Int, Int16, Int32, Num, UInt8
 from numpy import ndarray
 
 from vitrail.data.decode import band_format, decode_bands, to_pil
-from vitrail.data.sources.columns import ANY_COLUMNS, Columns
+from vitrail.data.sources.columns import ANY_COLUMNS, NONE_IGNORED, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.packed_strings import join_strings
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, did_you_mean
 
 Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
 
@@ -164,6 +164,11 @@ class Dataset(ABC):
     def mask_names(self) -> tuple[str, ...]:
         """Names of the classes of pixels, by their number in a mask; empty if the images have no masks."""
         return ()
+
+    @property
+    def has_exact_masks(self) -> bool:
+        """Whether masks are made together with their images, so that none can be missing or wrong, and need not be checked."""
+        return False
 
     @property
     def has_mask_targets(self) -> bool:
@@ -391,6 +396,10 @@ class Subset(DatasetView):
     def has_mask_targets(self) -> bool:
         return self.dataset.has_mask_targets
 
+    @property
+    def has_exact_masks(self) -> bool:
+        return self.dataset.has_exact_masks
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])
 
@@ -423,11 +432,21 @@ class Subset(DatasetView):
 
 @dataclass(frozen=True, eq=False)
 class MaskTargets(Subset):
-    """A dataset whose masks are the targets, in place of its labels."""
+    """A dataset whose masks are the targets, in place of its labels; with other classes of pixels if a numbering is given."""
+
+    numbering: ndarray | None = None  # new number of each class; the last stands for ignored pixels
 
     @property
     def has_mask_targets(self) -> bool:
         return True
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def mask(self, index: int) -> ndarray:
+        mask = super().mask(index)
+        return mask if self.numbering is None else self.numbering[mask]
 
 
 def with_mask_targets(dataset: Dataset, name: str) -> Dataset:
@@ -443,12 +462,30 @@ def with_mask_targets(dataset: Dataset, name: str) -> Dataset:
     return MaskTargets(dataset, indices, np.full(len(dataset), -1, np.int64), dataset.mask_names)
 
 
+def ignore_classes(dataset: Dataset, ignored: Sequence[str], name: str) -> Dataset:
+    """Return a dataset of masks without some of its classes, whose pixels are ignored; ``none`` stands for no class."""
+    ignored = [each for each in ignored if each != NONE_IGNORED]
+    for each in ignored:
+        if each not in dataset.class_names:
+            raise VitrailError(
+                f"ignore must name classes of {name}, {', '.join(dataset.class_names[:12])}, got {each!r}"
+                f"{did_you_mean(each, dataset.class_names)}"
+            )
+    kept = tuple(each for each in dataset.class_names if each not in ignored)
+    numbering = [kept.index(each) if each in kept else IGNORED for each in dataset.class_names]
+    every = np.arange(len(dataset))
+    return MaskTargets(dataset, every, class_names=kept, numbering=np.array([*numbering, IGNORED], np.int16))
+
+
 def with_class_names(dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:
     """Return the dataset with its labels numbered by these class names, which must include its own."""
     if dataset.class_names == class_names:
         return dataset
     numbers = {name: label for label, name in enumerate(class_names)}
     numbering = np.array([*(numbers[name] for name in dataset.class_names), -1], np.int64)  # the last stands for no label
+    if dataset.has_mask_targets:
+        every = np.arange(len(dataset))
+        return MaskTargets(dataset, every, class_names=class_names, numbering=numbering.astype(np.int16))
     if (label_sets := dataset.label_sets) is not None:
         return with_label_sets(dataset, label_sets.renumbered(numbering, len(class_names)), class_names)
     return Subset(dataset, np.arange(len(dataset)), numbering[dataset.labels], class_names)
@@ -511,6 +548,8 @@ def fingerprint(*splits: Dataset) -> str:
 
 def empty_dataset(like: Dataset) -> Dataset:
     """Build a dataset without images, with the classes or numbers of another."""
+    if like.has_mask_targets:
+        return Subset(like, np.zeros(0, np.int64))
     nothing = ArrayDataset(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), like.class_names, "nothing")
     if like.label_sets is not None:
         return with_label_sets(nothing, LabelSets.from_labels(nothing.labels, len(like.class_names)), like.class_names)
@@ -525,12 +564,22 @@ def select_images(dataset: Dataset, indices: ndarray) -> Dataset:
 
 
 @dataclass(frozen=True)
+class LeftOutFile:
+    """A file that is not in a dataset, such as an image without a mask."""
+
+    location: str
+    reason: str
+    split: str
+
+
+@dataclass(frozen=True)
 class SourceSplits:
     """The splits that a source has, by name, an unnamed one if it has none; notes, and where the targets were found."""
 
     splits: dict[str, Dataset]
     notes: tuple[str, ...] = ()
     columns: Columns = ANY_COLUMNS
+    left_out: tuple[LeftOutFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -546,6 +595,7 @@ class DatasetSplits:
     split_fractions: SplitFractions | None = None  # fractions split off by content, if splits were missing
     columns: Columns = ANY_COLUMNS  # where the targets were found, for a later command to read them in the same way
     fold: Fold | None = None  # of a cross-validation, if these are its splits
+    left_out: tuple[LeftOutFile, ...] = ()  # what was found and is in no split
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ from vitrail.data.sources.scan_folder import FolderListing, scan_folder
 from vitrail.errors import VitrailError
 
 
-def read_image_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Dataset], list[str]]:
-    """Return the folder's splits (one named "" if it has none) and notes for the user."""
-    listing = _scan_or_raise(root, progress)
+def read_image_folder(root: Path, listing: FolderListing | None = None) -> tuple[dict[str, Dataset], list[str]]:
+    """Return the folder's splits (one named "" if it has none) and notes for the user. ``listing``: of the folder, if known."""
+    listing = listing or scan_or_raise(root)
     if not listing.paths:
         raise VitrailError(
             f"{root} has no images{_other_types(listing)}; put them into one folder per class: {root}/CLASS/*.jpg, or "
@@ -41,14 +41,14 @@ def read_image_folder(root: Path, progress: Progress | None = None) -> tuple[dic
             f"{root} has a single folder, {class_names[0]}, which has the splits; name {root / class_names[0]} instead"
         )
     dataset = _build_dataset(root, [path for paths in in_classes.values() for path in paths], class_names, depth)
-    return _split_dataset(dataset, {split: len(paths) for split, paths in in_classes.items()}), list(
+    return split_dataset(dataset, {split: len(paths) for split, paths in in_classes.items()}), list(
         _layout_notes(listing, in_classes, loose, class_names, depth)
     )
 
 
-def read_unlabelled_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Dataset], list[str]]:
+def read_unlabelled_folder(root: Path, listing: FolderListing | None = None) -> tuple[dict[str, Dataset], list[str]]:
     """Read every image below a folder. Its folder, if any, becomes its class, for inspection only; a loose one has none."""
-    listing = _scan_or_raise(root, progress)
+    listing = listing or scan_or_raise(root)
     if not listing.paths:
         raise VitrailError(f"{root} has no images{_other_types(listing)}; name a folder with images somewhere below it")
     split_of = _split_folders(path for path in listing.paths if "/" in path)
@@ -59,17 +59,18 @@ def read_unlabelled_folder(root: Path, progress: Progress | None = None) -> tupl
     in_classes = [path for path in listing.paths if path.count("/") > depth]
     class_names = natural_sorted({path.split("/")[depth] for path in in_classes})
     dataset = _build_dataset(root, [path for paths in by_split.values() for path in paths], class_names, depth)
-    return _split_dataset(dataset, {split: len(paths) for split, paths in by_split.items()}), []
+    return split_dataset(dataset, {split: len(paths) for split, paths in by_split.items()}), []
 
 
-def _scan_or_raise(root: Path, progress: Progress | None) -> FolderListing:
+def scan_or_raise(root: Path, progress: Progress | None = None) -> FolderListing:
+    """List the images below a folder; one that may not be read is an error."""
     listing = scan_folder(root, progress)
     if listing.unreadable:
         raise VitrailError(f"{root / listing.unreadable[0]} cannot be read; change its permissions or remove it")
     return listing
 
 
-def _split_dataset(dataset: ImageFileDataset, lengths: dict[str, int]) -> dict[str, Dataset]:
+def split_dataset(dataset: Dataset, lengths: dict[str, int]) -> dict[str, Dataset]:
     """Return the splits as subsets of one dataset, so that they share one image index."""
     ends = np.cumsum([0, *lengths.values()])
     return {

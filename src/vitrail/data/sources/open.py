@@ -24,21 +24,25 @@ from vitrail.data.sources.content_split import SplitFractions, split_by_content_
 from vitrail.data.sources.dataset import (
     Dataset,
     DatasetSplits,
+    LeftOutFile,
     Progress,
     SourceSplits,
     as_label_sets,
     class_counts,
     empty_dataset,
     fingerprint,
+    ignore_classes,
     select_images,
     with_class_names,
     with_mask_targets,
     with_numbers,
 )
 from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
-from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder
+from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder, scan_or_raise
 from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
 from vitrail.data.sources.labels import canonical_split, natural_sorted
+from vitrail.data.sources.masks.mask_folder import images_of_mask_folder, read_mask_folder
+from vitrail.data.sources.masks.pair_masks import pair_masks
 from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.strata import strata_of
@@ -60,6 +64,7 @@ def open_dataset(
     labels_column: str | None = None,
     separator: str | None = None,
     target: str | Sequence[str] | None = None,
+    ignore: str | int | Sequence[str | int] | None = None,
     columns: Columns | None = None,
     split_fractions: SplitFractions | None = None,
     labelled: bool = True,
@@ -76,13 +81,14 @@ def open_dataset(
 
     Of a table, ``labels_column`` is the column of labels, ``separator`` the text between several labels of one image, or
     ``none`` if a cell is one label, and ``target`` one column of numbers to predict, or several; what is left open is found.
-    ``columns`` is all of it in one object, as a recipe records it. ``class_names``: of a user's object, by label. The
-    fingerprint of a user's object hashes its length, its targets and 16 evenly spaced images.
+    In masks, the pixels of the values or classes to ``ignore`` count for no class, besides those of 255 and of classes such as
+    void; ``none``: of no value. ``columns`` is all of it in one object, as a recipe records it. ``class_names``: of a user's
+    object, by label. The fingerprint of a user's object hashes its length, its targets and 16 evenly spaced images.
     """
     if isinstance(source, DatasetSplits):
         return source
     source = as_source(source, class_names, progress)
-    columns = choose_columns(labels_column, separator, target) if columns is None else columns
+    columns = choose_columns(labels_column, separator, target, ignore) if columns is None else columns
     reader = _Reader(labelled, columns, class_names, progress)
     read = reader.with_targets(source_name(source), reader.read(source))
     data = _complete_splits(source_name(source), read, split_fractions or SplitFractions(), progress)
@@ -143,6 +149,9 @@ class _Reader:
         columns, splits = self.columns, source.splits
         if columns.masks:
             splits = {split: with_mask_targets(dataset, name) for split, dataset in splits.items()}
+            if columns.ignore and not source.columns.ignore:  # the source has classes, but no values
+                splits = {split: ignore_classes(dataset, columns.ignore, name) for split, dataset in splits.items()}
+                source = replace(source, columns=replace(source.columns, ignore=columns.ignore))
         if splits and all(dataset.has_mask_targets for dataset in splits.values()):
             return replace(source, splits=splits, columns=replace(source.columns, masks=True))
         if columns.targets:
@@ -167,7 +176,7 @@ class _Reader:
     def _read_mapping(self, parts: Mapping[str, Any]) -> SourceSplits:
         """Read each split from its own source; labels are matched by class name."""
         splits: dict[str, Dataset] = {}
-        columns, notes = ANY_COLUMNS, list[str]()
+        columns, notes, left_out = ANY_COLUMNS, list[str](), list[LeftOutFile]()
         for key, part in sorted(parts.items(), key=lambda item: canonical_split(item[0]) != "train"):
             split = canonical_split(key)
             if split is None or split in splits:
@@ -186,13 +195,14 @@ class _Reader:
             splits[split] = dataset
             columns = columns if columns != ANY_COLUMNS else read.columns
             notes += [f"{split}: {note}" for note in read.notes] if isinstance(read, SourceSplits) else []
+            left_out += read.left_out
         if not splits:
             raise VitrailError("there are no splits; name at least train")
         if any(dataset.label_sets is not None for dataset in splits.values()):
             splits = {split: as_label_sets(dataset) for split, dataset in splits.items()}
         names = _merge_class_names([dataset.class_names for dataset in splits.values()])
         splits = {split: with_class_names(dataset, names) for split, dataset in splits.items()}
-        return SourceSplits(splits, tuple(notes), columns)
+        return SourceSplits(splits, tuple(notes), columns, tuple(left_out))
 
     def _read_name(self, name: str) -> SourceSplits:
         if not name:
@@ -221,9 +231,15 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
+        listing = scan_or_raise(path, self.progress)
+        if (pairs := pair_masks(listing)) is not None:
+            if self.columns.masks or (self.columns.masks is None and self.labelled):
+                return read_mask_folder(path, pairs, self.columns.ignore, self.progress)
+            if not self.labelled:
+                return SourceSplits(images_of_mask_folder(path, pairs))
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
-        splits, notes = read_folder(path, self.progress)
-        return SourceSplits(splits, tuple(notes))
+        splits, notes = read_folder(path, listing)
+        return SourceSplits(splits, tuple(notes), ANY_COLUMNS if pairs is None else Columns(masks=False))
 
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()
@@ -328,7 +344,9 @@ def _complete_splits(
     nothing = empty_dataset(next(iter(completed.values())))
     train, validation, test = (completed.get(split) or nothing for split in ("train", "validation", "test"))
     content = fingerprint(train, validation, test)
-    return DatasetSplits(name, train, validation, test, content, tuple(notes), used_fractions, source.columns)
+    return DatasetSplits(
+        name, train, validation, test, content, tuple(notes), used_fractions, source.columns, left_out=source.left_out
+    )
 
 
 def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Progress | None) -> dict[str, Dataset]:

@@ -2,7 +2,8 @@
 
 Members that share a key (the path up to the first dot of its base name) are a sample: an image, and its label in ``.cls`` (a
 number or a name) or ``.json`` (``{"label": ...}``; ``{"labels": [...]}`` if images have several or none; ``{"targets": {"age":
-30.5}}`` for numbers). Nothing is ever unpacked. Each image's CRC-32 is stored in the index and
+30.5}}`` for numbers), and its masks in ``.mask.png`` and ``.objects.png`` (``stored_masks.py``), whose classes are named in
+``mask_classes.txt``. Nothing is ever unpacked. The CRC-32 of each image and mask is stored in the index and
 verified whenever it is read, so a shard that is damaged or replaced later is noticed. The split is part of the file name
 (``imagenet1k-train-0000.tar``) or of the folder's (``train/0000.tar``).
 """
@@ -27,10 +28,12 @@ from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, sele
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.packed_strings import PackedStrings
-from vitrail.data.sources.tar_index import JSON_MARK, TarIndex, index_tar
+from vitrail.data.sources.stored_masks import with_stored_masks
+from vitrail.data.sources.tar_index import JSON_MARK, MASK_EXTENSION, TarIndex, index_tar
 from vitrail.errors import VitrailError
 
 CLASS_FILES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers
+MASK_CLASS_FILE = "mask_classes.txt"  # next to the shards: one name of a class of pixels per line
 MAX_SHARDS = 100_000
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 
@@ -83,11 +86,15 @@ class TarDataset(Dataset):
         size = int(self.num_bytes[index])
         if size > MAX_FILE_BYTES:
             raise VitrailError(f"{self.describe(index)} is not an image: it has {size:,} bytes")
+        return self.read_part(index, int(self.offsets[index]), size, int(self.checksums[index]))
+
+    def read_part(self, index: int, offset: int, size: int, checksum: int) -> bytes:
+        """Read a file of a sample and verify its checksum."""
         with open(self.paths[self.shard_indices[index]], "rb") as file:
             # opened for each read: safe in threads, forks and pickles, and thousands of shards keep no file open
-            file.seek(int(self.offsets[index]))
+            file.seek(offset)
             content = file.read(size)
-        if zlib.crc32(content) != self.checksums[index]:
+        if zlib.crc32(content) != checksum:
             problem = "is not what was indexed: the shard was damaged or replaced; download it again or restart"
             raise VitrailError(f"{self.describe(index)} {problem}")
         return content
@@ -103,6 +110,24 @@ class TarDataset(Dataset):
 
     def cache_key(self) -> bytes:
         return self.checksums.tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class TarMasks:
+    """The PNGs of masks in tar files: of each image offset, size and checksum of its mask, then of its objects."""
+
+    dataset: TarDataset
+    entries: ndarray  # n 6
+
+    def read_mask(self, index: int) -> bytes:
+        return self.dataset.read_part(index, *self.entries[index, :3].tolist())
+
+    def read_objects(self, index: int) -> bytes | None:
+        offset, size, checksum = self.entries[index, 3:].tolist()
+        return self.dataset.read_part(index, offset, size, checksum) if size else None
+
+    def key(self) -> bytes:
+        return self.entries[:, 2::3].astype("<i8").tobytes()
 
 
 def _paths(location: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -185,13 +210,34 @@ def _build_splits(
         dataset = _with_json_targets(unlabelled_dataset, texts, classes or _find_class_file(paths))
     else:
         dataset = TarDataset(*columns, *_encode_texts(texts, classes or _find_class_file(paths)))
+    dataset = _with_masks(dataset, TarDataset(*columns, np.full(len(texts), -1, np.int64), ()), indexes, any(texts))
     in_split = {name: np.flatnonzero((np.array(splits) == name)[shard_indices]) for name in ("train", "validation", "test", "")}
     return {name: select_images(dataset, indices) for name, indices in in_split.items() if len(indices)}
 
 
-def _find_class_file(paths: list[Path]) -> Path | None:
+def _with_masks(dataset: Dataset, tar: TarDataset, indexes: list[TarIndex], labelled: bool) -> Dataset:
+    """Return the dataset with its masks, if the shards have any; they are the targets if the images are not labelled."""
+    if all(index.masks is None for index in indexes):
+        return dataset
+    class_file = _find_class_file(list(tar.paths), (MASK_CLASS_FILE,))
+    if class_file is None:
+        if labelled:  # the shards of others may have masks that are not of classes
+            return dataset
+        wanted = tar.paths[0].parent / MASK_CLASS_FILE
+        raise VitrailError(f"the masks in {tar.paths[0]} have no names of their classes; write one per line into {wanted}")
+    entries = np.concatenate(
+        [np.zeros((len(index.keys), 6), np.int64) if index.masks is None else index.masks for index in indexes]
+    )
+    if len(without := np.flatnonzero(entries[:, 1] == 0)):
+        key = tar.keys[int(without[0])]
+        raise VitrailError(f"{tar.describe(int(without[0]))} has no mask but others have; add {key}.{MASK_EXTENSION}")
+    mask_names = parse_class_names(class_file.read_text(encoding="utf-8-sig"))
+    return with_stored_masks(dataset, TarMasks(tar, entries), mask_names, are_targets=not labelled)
+
+
+def _find_class_file(paths: list[Path], names: Sequence[str] = CLASS_FILES) -> Path | None:
     folders = dict.fromkeys(folder for path in paths for folder in (path.absolute().parent, path.absolute().parent.parent))
-    return next((folder / name for folder in folders for name in CLASS_FILES if (folder / name).is_file()), None)
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
 
 
 def _with_json_targets(dataset: Dataset, texts: list[str], classes: Path | None) -> Dataset:

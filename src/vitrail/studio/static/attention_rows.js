@@ -54,7 +54,8 @@ export class AttentionRows {
 // Whether the trace belongs to the URL; else the right one is loading.
 export function isCurrent({ trace, model }) {
   const { meta } = trace ?? {}, step = state.get("step", ""), target = state.get("class");
-  return Boolean(meta) && meta.model === model.id && String(meta.step ?? "") === step && meta.image.id === state.get("image") && (target === null || Number(target) === meta.target);
+  return Boolean(meta) && meta.model === model.id && String(meta.step ?? "") === step && meta.image.id === state.get("image") && (target === null || Number(target) === meta.target)
+    && String(meta.region?.pixel ?? "") === String(model.segments ? state.get("pixel", "") : "");
 }
 
 export function sum(row, from, to) {

@@ -142,7 +142,7 @@ function setOptions(field, options, selected) {
 function thumbnail({ id, title, label }) {
   const img = el("img", { src: api.imageUrl(id, 128), alt: "", loading: "lazy", draggable: "false",
     onload: () => img.classList.toggle("pixels", Math.max(img.naturalWidth, img.naturalHeight) < 64) });
-  const choose = () => { toast(""); state.set({ image: id, class: null, query: null }); };
+  const choose = () => { toast(""); state.set({ image: id, class: null, query: null, pixel: null }); };
   return el("button", { type: "button", class: "thumb", title, data: { image: id }, onclick: choose },
     img, el("span", { class: "text" }, label ?? title), label && label !== title ? el("span", { class: "visually-hidden" }, title) : null);
 }

@@ -73,8 +73,10 @@ class LensPart {
   draw(reason) {
     const { trace } = this.store;
     if (!isCurrent(this.store) || (reason === "point" && this.drawnTrace === trace)) return;
-    const empty = !trace.meta.classes;
+    const empty = !trace.meta.has_lens;
     this.noHead.hidden = !empty;
+    this.noHead.textContent = trace.meta.classes ? "The head of this model reads several blocks, or tokens of its own, so it cannot be applied after each block."
+      : "This model predicts no classes, so there is no logit lens of their probabilities.";
     this.summary.hidden = this.board.hidden = this.table.root.hidden = empty;
     if (empty) return;
     if (!this.lens || this.drawnTrace !== trace) Object.assign(this, { lens: new Lens(trace), drawnTrace: trace });

@@ -84,7 +84,7 @@ function header() {
   const { model, info } = store, step = state.get("step"), theme_ = state.get("theme", "");
   if (!top.firstChild) frame();
   slot("model", [model.id], () => (info.models.length > 1
-    ? select("Model", info.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null }))
+    ? select("Model", info.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null, pixel: null }))
     : el("span", { class: "name" }, model.name)));
   slot("step", [model.id, model.checkpoint_steps, step], () => (model.checkpoint_steps.length ? checkpointSlider(model.checkpoint_steps, step) : el("span", { hidden: true })));
   slot("theme", [theme_], () => select("Theme", [["", "system"], ["light", "light"], ["dark", "dark"]], theme_,
@@ -174,8 +174,8 @@ function sidePanel() {
     onpick: (patch) => store.trace && store.pin(patch + store.trace.meta.prefix),
     describe: (patch) => store.tokenName(patch + store.trace.meta.prefix),
   });
-  const title = el("p", { class: "title" }), tokenInfo = el("p", { class: "token-info" }), predictions = el("div", { class: "predictions" });
-  side.replaceChildren(el("h2", { class: "visually-hidden" }, "The image"), title, grid.root, tokenInfo, el("h2", { class: "small" }, "Prediction"), predictions);
+  const title = el("p", { class: "title" }), tokenInfo = el("p", { class: "token-info" }), predictions = el("div", { class: "predictions" }), heading = el("h2", { class: "small" }, "Prediction");
+  side.replaceChildren(el("h2", { class: "visually-hidden" }, "The image"), title, grid.root, tokenInfo, heading, predictions);
   return (reason) => {
     if (!store.trace) return;
     const { meta, arrays } = store.trace;
@@ -183,6 +183,7 @@ function sidePanel() {
     if (reason !== "point") {
       grid.show(arrays.pixels, meta.grid);
       title.textContent = meta.image.title;
+      heading.textContent = meta.region ? `Prediction for ${store.regionText}` : "Prediction";
       const focusedName = document.activeElement?.closest("#side .predictions button")?.firstChild.textContent; // a rebuilt bar keeps the keyboard focus
       predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, meta.thresholds ? 10 : 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
         { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : meta.numbers.length ? numberList(meta.numbers) : el("p", {}, "This model has no classification head."));

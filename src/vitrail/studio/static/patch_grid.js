@@ -14,16 +14,18 @@ export function drawPixels(canvas, { shape: [height, width, channels], data }) {
   context.putImageData(image, 0, 0);
 }
 
-// label: for screen readers. onhover(patch | null), onpick(patch): patches are numbered row by row, from 0.
+const SMALLEST_MARK = 9; // CSS pixels of the box around the active patch, which may be a single pixel
+
+// label: for screen readers. onhover(patch | null), onpick(patch): patches are numbered row by row, from 0. `stride`: how far Shift and an arrow move.
 export class PatchGrid {
-  constructor({ label, unit = "patches", onhover = () => {}, onpick = () => {}, describe = (patch) => `patch ${patch}` }) {
+  constructor({ label, unit = "patches", onhover = () => {}, onpick = () => {}, describe = (patch) => `patch ${patch}`, lines = true }) {
     this.canvas = el("canvas", { class: "pixels below", "aria-hidden": "true" });
     this.over = el("canvas", { class: "pixels over", "aria-hidden": "true" });
     this.lines = el("canvas", { class: "lines", "aria-hidden": "true" });
     this.announcement = el("span", { class: "visually-hidden", "aria-live": "polite" });
     this.root = el("div", { class: "patch-grid", tabindex: "0", role: "application", "aria-roledescription": `grid of ${unit}`, "aria-label": `${label}. Arrow keys move over ${unit}, Enter selects.` },
       this.canvas, this.over, this.lines, this.announcement);
-    Object.assign(this, { onhover, onpick, describe, rows: 1, columns: 1, at: null, marked: new Set(), pixels: null });
+    Object.assign(this, { onhover, onpick, describe, hasLines: lines, stride: [1, 1], rows: 1, columns: 1, at: null, marked: new Set(), pixels: null });
     this.root.addEventListener("pointermove", (event) => this.#hover(this.#patch(event)));
     this.root.addEventListener("pointerleave", () => this.#hover(null));
     this.root.addEventListener("click", (event) => this.onpick(this.#patch(event)));
@@ -60,13 +62,15 @@ export class PatchGrid {
     context.strokeStyle = "rgb(255 255 255 / .35)";
     context.lineWidth = Math.max(1, ratio / 2);
     context.beginPath();
-    for (let column = 1; column < this.columns; column += 1) context.moveTo(column * across, 0), context.lineTo(column * across, height);
-    for (let row = 1; row < this.rows; row += 1) context.moveTo(0, row * down), context.lineTo(width, row * down);
+    for (let column = 1; this.hasLines && column < this.columns; column += 1) context.moveTo(column * across, 0), context.lineTo(column * across, height);
+    for (let row = 1; this.hasLines && row < this.rows; row += 1) context.moveTo(0, row * down), context.lineTo(width, row * down);
     context.stroke();
     const edge = (patch, colour, size) => {
       context.strokeStyle = colour;
       context.lineWidth = size * ratio;
-      context.strokeRect((patch % this.columns) * across + size * ratio / 2, Math.floor(patch / this.columns) * down + size * ratio / 2, across - size * ratio, down - size * ratio);
+      const x = (patch % this.columns) * across, y = Math.floor(patch / this.columns) * down;
+      const moreX = Math.max(0, SMALLEST_MARK * ratio - across) / 2, moreY = Math.max(0, SMALLEST_MARK * ratio - down) / 2;
+      context.strokeRect(x + size * ratio / 2 - moreX, y + size * ratio / 2 - moreY, across - size * ratio + 2 * moreX, down - size * ratio + 2 * moreY);
     };
     for (const patch of marked) edge(patch, "#56b4e9", 2);
     if (at !== null) edge(at, "#000", 4), edge(at, "#fff", 2);
@@ -88,7 +92,8 @@ export class PatchGrid {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     const from = this.hovered ?? this.at ?? 0;
     if (moves[event.key]) {
-      const row = Math.floor(from / this.columns) + moves[event.key][0], column = (from % this.columns) + moves[event.key][1];
+      const [down, across] = event.shiftKey ? this.stride : [1, 1];
+      const row = Math.floor(from / this.columns) + down * moves[event.key][0], column = (from % this.columns) + across * moves[event.key][1];
       const none = (this.hovered ?? this.at) === null;
       const next = none ? 0 : Math.max(0, Math.min(this.rows - 1, row)) * this.columns + Math.max(0, Math.min(this.columns - 1, column));
       this.#hover(next);

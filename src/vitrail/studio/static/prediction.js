@@ -5,6 +5,7 @@
 import { bars, labelsText } from "./chart.js";
 import { button, el, formatNumber, percent, select, plural } from "./dom.js";
 import { figure } from "./figure.js";
+import { MaskFigure } from "./mask.js";
 import { PatchGrid } from "./patch_grid.js";
 import { standalone, fetchArrays, post } from "./api.js";
 import { toast, showError } from "./toast.js";
@@ -46,6 +47,7 @@ function build(section, store) {
   section.append(controls, more, columns);
   const inputFigure = figure(columns, { name: "ablated-image", title: "Input", level: 2, python: () => python(store, selected),
     numbers: () => ({ patches: [...selected], mode: mode(), seed: seed(), permutation: currentResponse()?.permutation ?? null }) });
+  const mask = new MaskFigure(columns, store);
   const outputFigure = figure(columns, { name: "prediction", title: "Prediction", level: 2, python: () => python(store, selected),
     numbers: () => currentResponse() ?? { top: store.trace?.meta.top } });
   const modeText = el("p", { class: "soft" });
@@ -77,7 +79,8 @@ function build(section, store) {
   return { draw };
 
   function mode() {
-    return state.get("mode") in MODE_NAMES ? state.get("mode") : "mask";
+    const wanted = state.get("mode");
+    return wanted in MODE_NAMES && !(store.model.segments && wanted === "drop") ? wanted : "mask"; // the head of a segmentation model needs every patch
   }
 
   function seed() {
@@ -93,6 +96,7 @@ function build(section, store) {
     const trace = store.trace;
     if (!trace) return;
     if (reason === "point") return mark();
+    if (reason === "theme") mask.grid.mark();
     const patches = trace.meta.grid[0] * trace.meta.grid[1];
     selected = new Set(parseRanges(state.get("patches", ""), patches));
     for (const one of widgets.modes.children) one.setAttribute("aria-pressed", String(one.dataset.mode === mode()));
@@ -101,12 +105,13 @@ function build(section, store) {
     widgets.count.max = patches;
     if (!widgets.count.value) widgets.count.value = Math.max(1, Math.round(patches / 4));
     const headless = !trace.meta.top.length;
-    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone;
+    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone || (store.model.segments && one.dataset.mode === "drop");
     for (const one of [rows, barLegend]) one.hidden = headless;
     if (headless) summary.textContent = trace.meta.numbers.length ? `Prediction: ${trace.meta.numbers.map((one) => `${one.name} ${formatNumber(one.value)}`).join(", ")}. `
       + "How it changes is shown for classes only." : "This model has no classification head, so there is no prediction.";
     modeText.textContent = MODE_TEXTS[mode()];
     requestAblation();
+    mask.draw({ patches: formatRanges(selected), mode: mode(), seed: seed(), pixels: (arrays, meta) => ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation) });
     drawInput();
     drawPrediction();
   }
@@ -131,14 +136,16 @@ function build(section, store) {
     pending?.abort.abort();
     pending = null;
     if (!selected.size || standalone || !store.trace.meta.top.length || currentTrace() !== store.trace) return;
-    const mine = (pending = { key: requestKey(), abort: new AbortController() }), { model, step, image } = store.requestParams();
-    const body = { model, step: step === null ? null : Number(step), image, patches: [...selected], mode: mode(), seed: seed(), class: store.trace.meta.target };
+    const mine = (pending = { key: requestKey(), abort: new AbortController() }), { model, step, image, pixel } = store.requestParams();
+    const body = { model, step: step === null ? null : Number(step), image, patches: [...selected], mode: mode(), seed: seed(), class: state.get("class") === null ? null : store.trace.meta.target,
+      pixel: pixel ? pixel.split(",").map(Number) : null };
     timer = setTimeout(async () => {
       try {
         const ablation = await post("api/ablate", {}, body, { signal: mine.abort.signal });
         if (pending !== mine) return;
         response = { ...ablation, key: mine.key };
         redrawInput();
+        mask.redraw();
         drawPrediction();
       } catch (error) {
         if (pending === mine && error.name !== "AbortError") summary.textContent = error.message, summary.classList.remove("stale");
@@ -186,7 +193,7 @@ function build(section, store) {
     keepFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
       { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) })));
     summary.replaceChildren(...(ablation ? changeText(ablation, meta, store) : [standalone && selected.size ? "This is a saved page: start the studio to see the "
-      + "change." : meta.thresholds ? labelsText(meta, store.trace.arrays) : `Prediction: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
+      + "change." : meta.thresholds ? labelsText(meta, store.trace.arrays) : `Prediction${meta.region ? ` for ${store.regionText}` : ""}: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
     outputFigure.caption(`${meta.sigmoid ? "Each class has its own sigmoid, so the bars need not sum to 100 %. " : ""}Click a class to explain it everywhere.`);
   }
 

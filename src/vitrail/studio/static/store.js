@@ -41,7 +41,7 @@ class Store {
 
   // The parameters that most requests share.
   requestParams(more = {}) {
-    return { model: this.model.id, step: state.get("step"), image: state.get("image"), class: state.get("class"), weights_version: this.#weightsVersion || null, ...more };
+    return { model: this.model.id, step: state.get("step"), image: state.get("image"), class: state.get("class"), pixel: this.model.segments ? state.get("pixel") : null, weights_version: this.#weightsVersion || null, ...more };
   }
 
   label(number) {
@@ -75,6 +75,7 @@ class Store {
 
   // What the prediction is read from.
   get poolingSource() {
+    if (this.trace?.meta.region) return "the patches of the region";
     return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
       "cls+register": "the class token and the first register" }[this.model.config.pool];
   }
@@ -131,7 +132,7 @@ class Store {
     const before = state.get("image"), uploaded = await api.post("api/upload", { name: file.name || "pasted" }, file);
     this.uploads.set(uploaded.id, file);
     if (this.uploads.size > 8) this.uploads.delete(this.uploads.keys().next().value);
-    if (state.get("image") === before) state.set({ image: uploaded.id, class: null, query: null }); // else another image was selected meanwhile
+    if (state.get("image") === before) state.set({ image: uploaded.id, class: null, query: null, pixel: null }); // else another image was selected meanwhile
     return uploaded;
   }
 
@@ -146,7 +147,7 @@ class Store {
     this.#fillDefaults();
     if (changed.has("model")) followRun(this.model);
     if (changed.has("model") || changed.has("step")) this.notify("model");
-    if (["model", "step", "image", "class"].some((name) => changed.has(name))) this.load();
+    if (["model", "step", "image", "class", "pixel"].some((name) => changed.has(name))) this.load();
     if (changed.has("query")) this.notify("point");
     if (changed.has("part")) this.notify("part");
     else this.notify("state");
@@ -175,9 +176,19 @@ class Store {
   // Python code with the imports, model and image that it needs to run.
   python(...lines) {
     const { python } = this.model, image = this.trace?.meta.image;
-    const step = state.get("step");
-    return ["import torch", "import vitrail", ...(image?.imports ?? []), "", `model = ${step === null ? python : this.model.python_at_step.replace("STEP", step)}`,
-      `images = vitrail.preprocess(model, [${image?.python ?? '"image.jpg"'}])`, "", ...lines].join("\n");
+    const step = state.get("step"), { region, grid } = this.trace?.meta ?? {}, size = region ? `${grid[0] * this.model.stride[0]}, ${grid[1] * this.model.stride[1]}` : "";
+    return ["import torch", "import vitrail", ...(image?.imports ?? []), ...(region ? ["from vitrail.explain.region import RegionClassifier"] : []), "", `model = ${step === null ? python : this.model.python_at_step.replace("STEP", step)}`,
+      `images = vitrail.preprocess(model, [${image?.python ?? '"image.jpg"'}])`,
+      ...(!region ? [] : region.pixel ? [`weights = torch.zeros(1, ${size})`, `weights[0, ${region.pixel[1]}, ${region.pixel[0]}] = 1  # row, column`]
+        : [`weights = (model(images).argmax(1) == ${region.class}).float()`, "weights /= weights.sum()"]),
+      ...(region ? ["model = RegionClassifier(model, weights)  # classifies these pixels"] : []), "", ...lines].join("\n");
+  }
+
+  // The pixels whose class is explained; null for a classifier of images.
+  get regionText() {
+    const { region } = this.trace?.meta ?? {};
+    if (!region) return null;
+    return region.pixel ? `the pixel at column ${region.pixel[0]}, row ${region.pixel[1]}` : `the ${region.pixels.toLocaleString("en")} pixels that are predicted as ${this.label(region.class)}`;
   }
 }
 

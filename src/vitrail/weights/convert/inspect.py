@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, ModelConfig, Pair, Pool, ViTConfig, format_size
 from vitrail.models.variants import SIZES
 
-Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
+Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision", "segmenter"]
 Decoder = Path | dict[str, Tensor]  # its file, or its tensors in our names
 ReadOrigin = Origin | Literal["open_clip", "perception_encoder", "aimv2", "mmpretrain", "vit_pytorch"]  # not written
 

@@ -1,0 +1,12 @@
+"""Test-time augmentation by the task of a model."""
+
+from vitrail.evaluation.dense_tta import DenseTTAPredictor
+from vitrail.evaluation.tta import TTAMode, TTAPredictor
+from vitrail.inference.predictor import Predictor, require_classifier, require_outputs
+
+
+def with_tta(predictor: Predictor, mode: TTAMode) -> Predictor:
+    """Return a predictor of the mean over several views of an image; ``crops`` is for classes, ``scales`` for masks."""
+    if require_outputs(predictor).task.config.has_masks:
+        return DenseTTAPredictor(predictor, mode)
+    return TTAPredictor(require_classifier(predictor, "test-time augmentation"), mode)
