@@ -177,3 +177,15 @@ def test_views_that_a_model_cannot_have_are_refused() -> None:
     classifier.preprocess = Preprocess((12, 15))
     with pytest.raises(VitrailError, match="tta=scales is for masks"):
         evaluate(classifier, "fashion:train_size=20", tta="scales")
+
+
+def test_robustness_measures_the_pixel_accuracy_of_each_image_and_moves_no_parts() -> None:
+    model, data = random_segmenter(), masked_images()
+    result = vitrail.evaluate_robustness(model, data, batch_size=4)
+    expected = [
+        (predicted == mask)[mask >= 0].mean() if (mask >= 0).any() else 1.0
+        for predicted, mask in zip(predicted_masks(model, data), map(data.test.mask, range(9)), strict=True)
+    ]
+    np.testing.assert_allclose(result.image_scores[:, 0], expected)
+    assert [kind.name for kind in result.corruptions] == ["noise", "blur", "contrast", "jpeg", "drop", "occlude"]
+    assert "shuffle moves parts of an image away from their masks, so it is left out" in result.notes
