@@ -16,11 +16,11 @@ from vitrail.data.connected_components import connected_components
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import with_class_names
 from vitrail.errors import VitrailError
-from vitrail.evaluation import dense_tta
-from vitrail.evaluation.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.label_matching import match_masks
 from vitrail.evaluation.resampled import compare_resampled
+from vitrail.inference import dense_tta
+from vitrail.inference.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.panoptic_quality import panoptic_counts, panoptic_quality_per_class
@@ -148,6 +148,23 @@ def test_evaluation_with_several_views_differs_and_is_repeatable() -> None:
     assert evaluate(model, data, tta="flip").metrics["nll"] == values["flip"]
 
 
+def test_masks_are_predicted_from_several_views_also_in_tiles() -> None:
+    model, data = random_segmenter(), masked_images()
+    plain = TorchPredictor(model)
+    files = [data.test.read(index) for index in range(4)]
+    for tta in ("flip", "scales"):
+        found = vitrail.predict(model, files, tta=tta)
+        given = vitrail.predict(DenseTTAPredictor(plain, tta), files)  # a predictor may be given itself
+        assert all(np.array_equal(first.mask, other.mask) for first, other in zip(found, given, strict=True))
+        assert any((first.mask != other.mask).any() for first, other in zip(found, vitrail.predict(model, files), strict=True))
+        assert [each.mask.shape for each in vitrail.predict(model, files, tta=tta, tile=(12, 15))] == [SIZE] * 4
+    confusion = np.zeros((3, 3), np.int64)
+    for index, prediction in enumerate(vitrail.predict(model, data.test, tta="scales")):
+        mask = data.test.mask(index)
+        np.add.at(confusion, (mask[mask >= 0], prediction.mask[mask >= 0]), 1)
+    assert confusion.tolist() == evaluate(model, data, tta="scales").details["confusion"]
+
+
 class Exported(Predictor):
     """A predictor without weights, as an exported file's."""
 
@@ -177,3 +194,15 @@ def test_views_that_a_model_cannot_have_are_refused() -> None:
     classifier.preprocess = Preprocess((12, 15))
     with pytest.raises(VitrailError, match="tta=scales is for masks"):
         evaluate(classifier, "fashion:train_size=20", tta="scales")
+
+
+def test_robustness_measures_the_pixel_accuracy_of_each_image_and_moves_no_parts() -> None:
+    model, data = random_segmenter(), masked_images()
+    result = vitrail.evaluate_robustness(model, data, batch_size=4)
+    expected = [
+        (predicted == mask)[mask >= 0].mean() if (mask >= 0).any() else 1.0
+        for predicted, mask in zip(predicted_masks(model, data), map(data.test.mask, range(9)), strict=True)
+    ]
+    np.testing.assert_allclose(result.image_scores[:, 0], expected)
+    assert [kind.name for kind in result.corruptions] == ["noise", "blur", "contrast", "jpeg", "drop", "occlude"]
+    assert "shuffle moves parts of an image away from their masks, so it is left out" in result.notes

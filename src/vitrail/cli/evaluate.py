@@ -1,7 +1,7 @@
 """``vitrail evaluate``: accuracy, loss and calibration with confidence intervals; several models with a paired test."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.evaluation_rows import MAX_PRINTED_ROWS, format_value, print_rows
@@ -9,6 +9,7 @@ from vitrail.cli.options import (
     BatchOption,
     CompileOption,
     DropPatchesOption,
+    IgnoreOption,
     ImageSizeOption,
     JsonOption,
     LabelsColumnOption,
@@ -17,11 +18,11 @@ from vitrail.cli.options import (
     SeparatorOption,
     SplitOption,
     TargetOption,
+    TTAOption,
     column_options,
     select_speedups,
     warn_about_compiling,
 )
-from vitrail.cli.panels import model_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -42,10 +43,8 @@ def evaluate(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
-    tta: Annotated[
-        Literal["flip", "crops", "scales"] | None,
-        model_option(help="Test-time augmentation: average over the horizontal flip, ten crops, or of masks three scales."),
-    ] = None,
+    ignore: IgnoreOption = None,
+    tta: TTAOption = None,
     batch: BatchOption = 64,
     compile: CompileOption = False,
     merge_tokens: MergeTokensOption = None,
@@ -74,7 +73,7 @@ def evaluate(
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     warn_about_compiling(speedups)
     with progress_bars() as on_progress:
-        columns = choose_columns(labels_column, separator, target)
+        columns = choose_columns(labels_column, separator, target, ignore)
         source = open_for_evaluation(data, predictors[0], on_progress, columns)
         for run, predictor in zip(runs, predictors, strict=True):
             _check_model(run if len(runs) > 1 else "", predictor, source, split)
