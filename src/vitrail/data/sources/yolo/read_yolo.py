@@ -102,8 +102,8 @@ def _has_names(path: Path) -> bool:
         return False
 
 
-def read_yolo(path: Path, progress: Progress | None = None) -> SourceSplits:
-    """Return the splits that a description has."""
+def read_yolo(path: Path, labelled: bool = True, progress: Progress | None = None) -> SourceSplits:
+    """Return the splits that a description has; if they need not be ``labelled``, without masks."""
     content = read_small_yaml(path)
     names = _names(path, content)
     background = next((place for place, name in enumerate(names) if name.lower() == BACKGROUND), None)
@@ -111,6 +111,9 @@ def read_yolo(path: Path, progress: Progress | None = None) -> SourceSplits:
     splits, notes = dict[str, Dataset](), list[str]()
     for split, (root, paths) in _images(path, content, progress).items():
         labels = np.full(len(paths), -1, np.int64)
+        if not labelled:
+            splits[split] = ImageFileDataset(root, paths, labels, ())
+            continue
         found = YoloPolygons(root, paths, labels, classes, shift, background or 0, _digest(root, paths))
         notes += _check_labels(path, split, found)
         splits[split] = found
