@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.small_models import small_config
+from vitrail.data.loader import Batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.config import RelativeBiasConfig, ViTConfig
 from vitrail.models.variants import variant
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.registry import build_task
+from vitrail.tasks.task import Task
 
 SMALL = replace(small_config(depth=3, classes=0), image=(24, 40), patch=(8, 8))
 LARGE: Any = variant("S/16", image=(96, 160), classes=0, class_token=True, registers=2, layer_scale=1.0)
@@ -30,10 +32,10 @@ CASES: dict[str, tuple[ViTConfig, dict[str, Any]]] = {
 }
 
 
-def built(config: ViTConfig, settings: dict[str, Any]) -> tuple[Segmentation, nn.Module]:
+def built(config: ViTConfig, settings: dict[str, Any]) -> tuple[Task, nn.Module]:
     names = tuple(map(str, range(settings.get("classes", 3))))
     task = build_task(Segmentation(**{"classes": 3, **settings}), config, Preprocess(config.image, 1.0, "stretch"), names)
-    return task.config, task.build_model(build(config))
+    return task, task.build_model(build(config))
 
 
 @pytest.mark.parametrize(("config", "settings"), CASES.values(), ids=CASES)
@@ -41,7 +43,7 @@ def test_parameters_and_macs_are_those_of_the_built_model(config: ViTConfig, set
     task, model = built(config, settings)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.to("meta")(torch.empty(1, config.channels, *config.image, device="meta"))
-    total = task.cost(config)
+    total = task.config.cost(config)
     assert (total.parameters, total.macs) == (
         sum(weight.numel() for weight in model.parameters()),
         counter.get_total_flops() // 2,
@@ -60,8 +62,9 @@ def test_training_memory_is_close_to_what_autograd_saves(config: ViTConfig, sett
             saved_storages[saved.untyped_storage().data_ptr()] = saved
         return saved
 
-    blocks = task.num_query_blocks(config.depth)
+    targets = torch.randint(0, task.config.classes, (2, *config.image))
+    batch = Batch(torch.randn(2, config.channels, *config.image), targets.short(), torch.arange(2))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        model.train()(torch.randn(2, config.channels, *config.image), torch.ones(2, blocks, task.num_queries, dtype=torch.bool))
+        task.loss(model.train(), batch)
     measured = sum(saved.untyped_storage().nbytes() for saved in saved_storages.values())
-    assert task.cost(config, 2).memory.training == pytest.approx(measured, rel=0.05)
+    assert task.config.cost(config, 2).memory.training == pytest.approx(measured, rel=0.05)

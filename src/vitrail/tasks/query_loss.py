@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from vitrail.augment.counter_rng import uniforms
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import IGNORED
+from vitrail.models.cost.eomt import MAX_PIXELS
 from vitrail.tasks.linear_assignment import assign
 from vitrail.tasks.segmentation_eomt import QueryLogits
 
@@ -27,7 +28,6 @@ CLASS_WEIGHT, MASK_WEIGHT, DICE_WEIGHT = 2.0, 5.0, 5.0  # the paper's, as the ne
 NO_OBJECT_WEIGHT = 0.1  # of the queries that are to predict that there is no object
 ANNEALING_POWER = 0.9
 DICE_SMOOTHING = 1.0  # pixels
-MAX_PIXELS = 2**16  # of a mask that are compared; larger ones at every second pixel of each axis, or fewer
 ANNEALING_STREAM = 20_000  # the random stream of the queries that attend to all patches
 
 
@@ -124,7 +124,7 @@ class _Lattice:
 
     def __init__(self, segments: Segments, counted: Bool[Tensor, "b height width"]) -> None:
         height, width = counted.shape[1:]
-        step = ceil(sqrt(height * width / MAX_PIXELS))
+        step = ceil(sqrt(height * width / MAX_PIXELS))  # larger masks at every second pixel of each axis, or fewer
         self.size = height, width
         self.pixels = slice(step // 2, None, step)
         self.inside = segments.masks[:, self.pixels, self.pixels].float()

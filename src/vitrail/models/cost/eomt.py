@@ -8,6 +8,9 @@ from vitrail.models.cost import Cost, total_cost
 from vitrail.models.cost.counter import OpCounter, Stage
 from vitrail.models.cost.segmentation import encoder_stages
 
+NUM_SEGMENTS = 20  # of an image, at most: so many that the estimate of the loss is rather too high
+MAX_PIXELS = 2**16  # of a mask that the loss compares
+
 
 def eomt_cost(
     config: ViTConfig, classes: int, queries: int, query_blocks: int, upscale_blocks: int | None = None, batch: int = 1
@@ -67,6 +70,8 @@ def _query_head(config: ViTConfig, classes: int, queries: int, upscale_blocks: i
         cells *= 4
     saved += cells * width + queries * width  # of which the masks are products
     saved += (config.patches + queries) * (width + 2)  # inputs of the norm before
+    # masks at the size of the image, their sigmoid, the segments that they are matched with, and the pixels that count
+    saved += 4 * min(classes, queries, NUM_SEGMENTS) * min(pixels, MAX_PIXELS)
     counter.macs += queries * cells * width + queries * classes * pixels
     counter.saved_floats += predictions * saved - config.patches * (width + 2)  # the norm of the last is the encoder's
     counter.update_peak(2 * queries * pixels + classes * pixels)  # the masks of an image at its size, and their sigmoid
