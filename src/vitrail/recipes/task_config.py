@@ -277,11 +277,14 @@ class Segmentation(TaskConfig):
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
-        names = (
-            *("head", "classes", "layers", "subpatch", "num_queries", "query_blocks", "upscale_blocks"),
-            *("decoder_depth", "decoder_width", "decoder_heads"),
+        names = {
+            "linear": ("layers", "subpatch"),
+            "eomt": ("num_queries", "query_blocks", "upscale_blocks"),
+            "segmenter": ("decoder_depth", "decoder_width", "decoder_heads"),
+        }[self.head]
+        return isinstance(other, Segmentation) and all(
+            getattr(self, name) == getattr(other, name) for name in ("head", "classes", *names)
         )
-        return isinstance(other, Segmentation) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def num_queries(self) -> int:
