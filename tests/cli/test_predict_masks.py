@@ -21,6 +21,7 @@ from vitrail.cli.main import run
 from vitrail.data.mask_codes import decode_rle, rasterise
 from vitrail.data.preprocess import Preprocess
 from vitrail.inference.predict import predict
+from vitrail.io import file_lock
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.plot.class_colours import class_colours
@@ -80,15 +81,17 @@ def test_masks_are_index_pngs_of_the_images_sizes_with_the_colours_of_the_classe
         "c.png",
         "classes.json",
         "_predict.json",
+        ".lock-0",
     }
 
 
 def test_the_folder_can_be_read_as_the_masks_of_a_dataset(tmp_path: Path) -> None:
-    assert run(["predict", "run", "in", "--out", "masks"]) == 0
+    assert run(["predict", "run", "in", "--out", "masks", "--overlay"]) == 0
     (tmp_path / "in").rename(tmp_path / "images")
     (tmp_path / "images" / "deep" / "c.jpg").rename(tmp_path / "images" / "c.jpg")
     data = vitrail.open_dataset(tmp_path)
     assert data.class_names == NAMES
+    assert not any("no image" in note for note in data.notes)  # overlays are no masks
     rows = {Path(row.file).stem: row.mask for row in predict("run", sorted((tmp_path / "images").glob("*.*")))}
     for split in data.splits.values():
         for index in range(len(split)):
@@ -126,6 +129,23 @@ def test_an_interrupted_folder_is_resumed_for_the_same_request_only(tmp_path: Pa
     assert "masks was started with another data; name another folder" in capsys.readouterr().err
     assert run(["predict", "run", "in", "--out", "masks", "--tile", "auto"]) == 2
     assert "another tile and overlap" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_the_same_masks(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["predict", "run", "in", "--out", "masks"]) == 0
+    capsys.readouterr()
+    with file_lock(tmp_path / "masks" / ".lock-0"):
+        assert run(["predict", "run", "in", "--out", "masks"]) == 2
+    assert "another process is writing masks to masks; wait for it, or name another folder" in capsys.readouterr().err
+
+
+def test_ranks_share_the_masks(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected_names in (("1", ["b.png"]), ("0", ["a.png", "b.png", "c.png"])):
+        monkeypatch.setenv("RANK", rank)
+        assert run(["predict", "run", "in", "--out", "masks"]) == 0
+        assert sorted(path.name for path in (tmp_path / "masks").glob("*.png")) == expected_names
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
 
 
 def test_a_bad_image_has_no_mask_and_the_exit_code_is_1(tmp_path: Path, capsys: Capture) -> None:

@@ -33,7 +33,7 @@ def test_all_predictions_of_a_classifier_have_intervals_by_bootstrap() -> None:
     logits, labels = torch.randn(90, 7, generator=generator), torch.randint(7, (90,), generator=generator)
     config = small_config(classes=7)
     task = ClassificationTask(Classification(), config, Preprocess(config.image), tuple("abcdefg"))
-    metrics, intervals = pooled_scores(task, logits, labels)
+    metrics, intervals = pooled_scores(task, {task.output_name: logits, task.target_name: labels})
     assert metrics["top1"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
     assert set(intervals) == {"top1", "top5"}
     assert intervals["top1"] == percentile_interval(bootstrap_scores(logits, labels)["top1"])

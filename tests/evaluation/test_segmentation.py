@@ -14,7 +14,7 @@ from tests.evaluation.segmenters import CLASSES, SIZE, masked_images, random_seg
 from tests.small_models import small_vit
 from vitrail.data.connected_components import connected_components
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.mask_classes import with_mask_classes
+from vitrail.data.sources.dataset import with_class_names
 from vitrail.errors import VitrailError
 from vitrail.evaluation import dense_tta
 from vitrail.evaluation.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
@@ -92,7 +92,7 @@ def test_a_model_may_know_more_classes_than_the_masks_have() -> None:
     source = match_masks(masked_images().test, TorchPredictor(model), "noise")
     assert source.mask_names == ("road", "lamp", "sky", "tree")
     assert set(np.unique(source.mask(0))) == {-1, 0, 2, 3}
-    assert with_mask_classes(source, source.mask_names) is source
+    assert with_class_names(source, source.mask_names) is source
     assert "no mask here has 1 of the model's 4 classes, such as lamp" in result.notes[-1]
 
 
@@ -177,3 +177,15 @@ def test_views_that_a_model_cannot_have_are_refused() -> None:
     classifier.preprocess = Preprocess((12, 15))
     with pytest.raises(VitrailError, match="tta=scales is for masks"):
         evaluate(classifier, "fashion:train_size=20", tta="scales")
+
+
+def test_robustness_measures_the_pixel_accuracy_of_each_image_and_moves_no_parts() -> None:
+    model, data = random_segmenter(), masked_images()
+    result = vitrail.evaluate_robustness(model, data, batch_size=4)
+    expected = [
+        (predicted == mask)[mask >= 0].mean() if (mask >= 0).any() else 1.0
+        for predicted, mask in zip(predicted_masks(model, data), map(data.test.mask, range(9)), strict=True)
+    ]
+    np.testing.assert_allclose(result.image_scores[:, 0], expected)
+    assert [kind.name for kind in result.corruptions] == ["noise", "blur", "contrast", "jpeg", "drop", "occlude"]
+    assert "shuffle moves parts of an image away from their masks, so it is left out" in result.notes

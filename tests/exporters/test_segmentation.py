@@ -9,11 +9,9 @@ import pytest
 import torch
 from numpy import ndarray
 from numpy.testing import assert_allclose, assert_array_equal
-from torch import nn
 
 from tests.exporters.small import random_images
-from tests.small_models import small_config
-from vitrail.data.preprocess import Preprocess
+from tests.small_segmenter import CLASS_NAMES, small_segmenter
 from vitrail.data.sources.dataset import IGNORED
 from vitrail.errors import VitrailError
 from vitrail.exporters.export import export, write_and_verify
@@ -25,29 +23,10 @@ from vitrail.exporters.smoothquant import smooth_activations
 from vitrail.inference.export_metadata import dump_metadata, parse_export_metadata
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import TorchPredictor
-from vitrail.models.build import build, get_encoder, with_metadata_of
-from vitrail.recipes.task_config import Segmentation
-from vitrail.tasks.registry import model_task
+from vitrail.models.build import get_encoder
 
 pytest.importorskip("onnx")
-NAMES = ("sky", "tree", "road")
 PANES = "panes:train_size=24,size=21x31"
-
-
-def small_segmenter(**settings: Any) -> Any:
-    """Build a model of three classes and 12 x 15 pixels whose head has random weights."""
-    torch.manual_seed(0)
-    config = Segmentation(classes=3, **settings)
-    encoder = build(replace(small_config(classes=0), depth=2, image=(12, 15)))
-    encoder.preprocess, encoder.class_names = Preprocess((12, 15), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4)), NAMES
-    encoder.metadata = {
-        "recipe": {"task": {"kind": "segmentation", "head": config.head, "classes": 3, "layers": config.layers}}
-    }
-    model = model_task(encoder).build_model(encoder).eval()
-    for weight in model.parameters():
-        if not weight.any():  # a new head predicts nothing
-            nn.init.normal_(weight, std=0.5)
-    return with_metadata_of(encoder, model)
 
 
 def panes_segmenter() -> Any:
@@ -83,7 +62,7 @@ def test_an_exported_file_has_the_logits_of_the_model(to: Any, dynamic: bool, la
     assert (report.agreement, report.agreement_title) == (1.0, "same class of a pixel")
     assert (report.other_sizes_difference is None) != dynamic
     predictor, reference = load_predictor(path), TorchPredictor(model)
-    assert predictor.class_names == NAMES
+    assert predictor.class_names == CLASS_NAMES
     assert predictor.task.config == reference.task.config
     for count in (1, 3):
         images = random_images(count)
@@ -200,7 +179,7 @@ def test_the_masks_of_a_dataset_have_the_classes_of_the_model_by_name() -> None:
     assert mask.shape == (21, 31)
     assert set(np.unique(mask)) <= {0, 2}
     assert np.bincount(mask.ravel()).argmax() == 2  # most of it is background
-    get_encoder(model).class_names = NAMES
+    get_encoder(model).class_names = CLASS_NAMES
     assert load_sample_images(model, PANES, 6).masks is None
     assert load_sample_images(model, "fashion", 6).masks is None
 
@@ -212,7 +191,7 @@ def test_large_outputs_are_computed_in_small_batches() -> None:
 def test_what_a_file_records_must_agree(tmp_path: Path) -> None:
     model = small_segmenter()
     text = dump_metadata(model, to="onnx")
-    assert parse_export_metadata(text, "x.onnx").class_names == NAMES
+    assert parse_export_metadata(text, "x.onnx").class_names == CLASS_NAMES
     with pytest.raises(VitrailError, match=r"x.onnx must name all 3 classes, got 2 names; export the model again"):
         parse_export_metadata(text.replace('"sky", ', ""), "x.onnx")
 

@@ -1,5 +1,7 @@
 """Tiles cover every pixel of an image, and their joined outputs are those of the image where the model's outputs are local."""
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +131,26 @@ def test_where_tiles_overlap_the_one_whose_centre_is_nearer_counts_more() -> Non
     assert (row[24:] == 1).all()
     assert (row[16:24].diff() > 0).all()
     assert_close(row[19] + row[20], torch.tensor(1.0))
+
+
+def test_only_rows_of_tiles_that_are_needed_are_kept() -> None:
+    """So the memory does not depend on the height of the image."""
+    tiling, size = Tiling(INPUT, 0.5, (2, 3)), (400, 60)
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = 0
+
+    def rows() -> Iterator[list[TileOutputs]]:
+        nonlocal most
+        for windows in tiling.rows(size):
+            row = [TileOutputs(window, torch.zeros(2, *INPUT)) for window in windows]
+            alive.update(tile.outputs for tile in row)
+            most = max(most, len(alive) // len(windows))
+            yield row
+            del row
+
+    assert sum(band.stop - band.start for band, _ in joined_bands(rows(), size)) == 400
+    assert 2 <= most <= 4
+    assert len(tiling.rows(size)) > 40
 
 
 def test_auto_takes_the_size_of_the_training_images() -> None:

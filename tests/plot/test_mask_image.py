@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitrail.plot.class_colours import IGNORED_COLOURS, class_colours, overlay
-from vitrail.plot.mask_image import encode_mask, mask_image, mask_legend
+from vitrail.plot.mask_image import encode_mask, mask_image, mask_legend, write_mask
 
 
 @pytest.mark.parametrize("classes", [2, 21, 256, 257, 3000])
@@ -19,6 +19,15 @@ def test_the_values_of_the_file_are_the_classes(classes: int) -> None:
         assert np.array_equal(np.asarray(image), mask)
         if classes <= 256:
             assert np.array_equal(np.asarray(image.convert("RGB")), class_colours(classes)[mask])
+    with Image.open(io.BytesIO(_written(mask, classes))) as image:
+        image.verify()  # the checksums of its chunks
+    whole, written = (Image.open(io.BytesIO(each)) for each in (encode_mask(mask, classes), _written(mask, classes)))
+    assert np.array_equal(np.asarray(written), np.asarray(whole))
+    assert (written.mode, written.getpalette()) == (whole.mode, whole.getpalette())
+
+
+def _written(mask: np.ndarray, classes: int) -> bytes:
+    return write_mask((mask[start : start + 7].astype(np.int64) for start in range(0, 31, 7)), (31, 17), classes)
 
 
 def test_the_legend_has_the_colours_of_the_palette() -> None:

@@ -1,6 +1,7 @@
 """Guarantees of the batcher, with a predictor whose every step the test controls."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import pytest
 from numpy import ndarray
 
 from tests.serve.fake_predictor import FakePredictor, coloured_image
-from vitrail.serve.batcher import Batcher, QueuedImage
+from vitrail.serve.batcher import Batcher, Finish, QueuedImage, SizedOutput
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.errors import RequestError
 from vitrail.serve.metrics import Metrics
@@ -36,6 +37,12 @@ def submit(batcher: Batcher, *labels: int) -> list[QueuedImage]:
     images = [coloured_image(label) for label in labels]
     batcher.reserve_bytes(sum(map(len, images)))
     return batcher.submit(images)
+
+
+def submit_to_finish(batcher: Batcher, finish: Finish, *labels: int) -> list[QueuedImage]:
+    images = [coloured_image(label) for label in labels]
+    batcher.reserve_bytes(sum(map(len, images)))
+    return batcher.submit(images, finish=finish)
 
 
 def predicted_label(outcome: Any) -> int:
@@ -253,3 +260,64 @@ async def wait_until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT):
         while not true():
             await asyncio.sleep(0.005)
+
+
+def test_results_are_finished_in_another_thread_and_count_as_in_flight_until_then() -> None:
+    """As long as a batch of them is unfinished, no other is computed, so that outputs do not pile up."""
+
+    async def run() -> None:
+        opened, sizes = Event(), list[tuple[int, int]]()
+
+        def finish(output: SizedOutput) -> int:
+            assert opened.wait(TIMEOUT)
+            sizes.append(output.size)
+            return int(output.outputs.argmax())
+
+        predictor = FakePredictor()
+        async with run_batcher(predictor, max_batch=2, max_queue=5) as batcher:
+            images = submit_to_finish(batcher, finish, 11, 12, 13, 14, 15)
+            while batcher.finishing < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert sum(predictor.batch_sizes) <= 3
+            assert batcher.in_flight == 5
+            with pytest.raises(RequestError, match="full"):
+                submit(batcher, 3)
+            opened.set()
+            assert await asyncio.wait_for(batcher.wait(images), TIMEOUT) == [11, 12, 13, 14, 15]
+            assert sizes == [(7, 9)] * 5
+            while batcher.in_flight or batcher.finishing:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_result_that_cannot_be_finished_fails_alone() -> None:
+    async def run() -> None:
+        def finish(output: SizedOutput) -> int:
+            if output.outputs.argmax() == 12:
+                raise RuntimeError("broken")
+            return int(output.outputs.argmax())
+
+        async with run_batcher(FakePredictor(), max_batch=4) as batcher:
+            outcomes = await asyncio.wait_for(batcher.wait(submit_to_finish(batcher, finish, 11, 12, 0, 13)), TIMEOUT)
+        assert (outcomes[0], outcomes[3]) == (11, 13)
+        assert [outcome.status for outcome in outcomes[1:3]] == [500, 500]
+
+    asyncio.run(run())
+
+
+def test_closing_waits_for_results_that_are_being_finished() -> None:
+    async def run() -> None:
+        def finish(output: SizedOutput) -> str:
+            time.sleep(0.2)
+            return "done"
+
+        async with run_batcher(FakePredictor()) as batcher:
+            images = submit_to_finish(batcher, finish, 11)
+            while not batcher.finishing:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(batcher.close)
+            assert await asyncio.wait_for(batcher.wait(images), TIMEOUT) == ["done"]
+
+    asyncio.run(run())

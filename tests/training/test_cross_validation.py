@@ -141,6 +141,30 @@ def test_a_fold_is_evaluated_on_its_own_images_and_as_any_model_on_others(
     assert json.loads(capsys.readouterr().out)["images"] == 20
 
 
+def test_masks_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
+    settings = {"steps": 2, "schedule.warmup_steps": 0, "eval_every": 2, "batch_size": 8}
+    data = "panes:train_size=20,size=16x24"
+    run = vitrail.train(data, task="segment", model="mu/8", settings=settings, folds=2, out=tmp_path / "cv", workers=0)
+    assert isinstance(run, CrossValidation)
+    saved = run.load_predictions()
+    total = saved["confusion"].sum(0).double()
+    iou = total.diagonal() / (total.sum(0) + total.sum(1) - total.diagonal())
+    pooled = run.result["pooled"]
+    assert pooled["images"] == len(saved["indices"])
+    assert pooled["miou"] == pytest.approx(iou.nanmean().item())
+    low, high = pooled["intervals"]["miou"]
+    assert low <= pooled["miou"] <= high
+    assert run.out_of_fold is not None
+    rows = list(csv.DictReader(run.out_of_fold.read_text().splitlines()))
+    assert len(rows) == pooled["images"]
+    for row in rows:
+        for kind in ("", "true_"):
+            assert float(row[f"{kind}background"]) + float(row[f"{kind}figure"]) == pytest.approx(1)
+    page = run.report.read_text()
+    assert "<h2>Confusion between classes</h2>" in page
+    assert "mean IoU" in page
+
+
 def test_the_report_links_to_those_of_the_folds(validated: CrossValidation) -> None:
     page = validated.report.read_text()
     for number, fold in enumerate(validated.folds, 1):

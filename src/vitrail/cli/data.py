@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,16 +15,11 @@ from vitrail.cli.options import (
     SeparatorOption,
     TargetOption,
     check_output_file,
-    column_options,
     parse_size,
 )
 from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.data.preprocess import Fit
 from vitrail.errors import VitrailError, printable
-
-if TYPE_CHECKING:
-    from vitrail.data.dataset_check import DatasetReport
-    from vitrail.data.target_summary import TargetSummary
 
 data = typer.Typer(
     name="data",
@@ -64,6 +59,7 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
+    from vitrail.cli.data_check_output import print_report, report_json
     from vitrail.data.dataset_check import check_dataset
     from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.open import open_dataset
@@ -79,9 +75,9 @@ def check(
 
         atomic_write(page, dataset_page(report))
     if json:
-        print_json(_report_json(report, page))
+        print_json(report_json(report, page))
     else:
-        _print_report(report, page)
+        print_report(report, page)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -324,114 +320,3 @@ def _list_datasets(json: bool) -> None:
         typer.echo(f"{name}: {dataset.summary}" + ("; available" if pack_path(name).is_file() else ""))
         typer.echo(f"    {format_bytes(dataset.bytes)} from {dataset.url}; licence: {dataset.licence}")
     typer.echo(f"`vitrail data download NAME` downloads one; {' and '.join(BUILT_IN)} are always available")
-
-
-def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object]:
-    return {
-        "ok": report.ok,
-        "data": report.data.name,
-        "fingerprint": report.data.fingerprint,
-        "images": report.num_images,
-        "splits": {split: len(source) for split, source in report.data.splits.items()},
-        "bad": [vars(item) for item in report.bad],
-        "leaks": [vars(item) for item in report.leaks],
-        "conflicts": [vars(item) for item in report.conflicts],
-        "duplicates": [vars(item) for item in report.duplicates],
-        "classes": report.classes,
-        "sizes": report.sizes,
-        "formats": report.image_formats,
-        "notes": report.notes,
-        **_targets_json(report.targets),
-        "page": None if page is None else str(page),
-    }
-
-
-def _targets_json(targets: "TargetSummary") -> dict[str, object]:
-    several = targets.several
-    return {
-        "absent": targets.absent,
-        "similar": targets.similar,
-        "labels_per_image": None if several is None else {"mean": several.mean, "max": several.most},
-        "unlabelled": None if several is None else several.unlabelled,
-        "pairs": None if several is None else [vars(pair) for pair in several.pairs],
-        "numbers": {name: {split: vars(each) for split, each in splits.items()} for name, splits in targets.numbers.items()},
-        "outliers": [vars(each) for each in targets.outliers],
-        "num_outliers": targets.num_outliers,
-    }
-
-
-def _print_report(report: "DatasetReport", page: Path | None) -> None:
-    screen = make_console()
-    classes = make_table(
-        "class" if report.classes else "",
-        "#train",
-        "#validation",
-        "#test",
-        title=f"{report.data.name}: {report.num_images:,} images",
-    )
-    for name, counts in list(report.classes.items())[: 3 * MAX_PRINTED_ROWS]:
-        add_row(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
-    if len(report.classes) > 3 * MAX_PRINTED_ROWS:
-        add_row(classes, f"and {len(report.classes) - 3 * MAX_PRINTED_ROWS:,} more")
-    add_row(classes, "all", *(f"{len(source):,}" for source in report.data.splits.values()))
-    if report.targets.several is not None:
-        add_row(
-            classes,
-            "without any label",
-            *(f"{report.targets.several.unlabelled.get(split, 0):,}" for split in report.data.splits),
-        )
-    screen.print(classes)
-    _print_targets(report.targets)
-    for side, (least, median, most) in report.sizes.items():
-        screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
-    if report.image_formats:
-        screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in report.image_formats.items()))
-    for note in report.notes:
-        screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
-    for title, groups in (
-        ("in two splits (leakage)", report.leaks),
-        ("with different labels (label conflict)", report.conflicts),
-        ("more than once (duplicate)", report.duplicates),
-    ):
-        if groups:
-            screen.print(f"\nthe same image {title}: {len(groups):,}")
-            for group in groups[:MAX_PRINTED_ROWS]:
-                copies = " = ".join(group.locations[:4]) + (" ..." if len(group.locations) > 4 else "")
-                screen.print(printable(f"  {copies}"), soft_wrap=True)
-    if report.bad:
-        screen.print(f"\nunreadable images: {len(report.bad):,}")
-        for item in report.bad[:MAX_PRINTED_ROWS]:
-            screen.print(printable(f"  {item.location} {item.reason}"), soft_wrap=True)
-    more = max(len(report.bad), len(report.leaks), len(report.conflicts), len(report.duplicates)) > MAX_PRINTED_ROWS
-    if more:
-        screen.print("--json lists them all")
-    verdict = (
-        "all images are readable, none is in two splits or has conflicting labels" if report.ok else "problems found: see above"
-    )
-    screen.print(f"\n{verdict}" + (f"; page: {page}" if page else "; --page FILE.html draws it"))
-
-
-def _print_targets(targets: "TargetSummary") -> None:
-    screen = make_console()
-    if (several := targets.several) is not None:
-        screen.print(f"labels per image: {several.mean:.2f} on average, at most {several.most:,}")
-        pairs = make_table("label", "and", "#images", "#Jaccard", title="labels that occur together most")
-        for pair in several.pairs[:MAX_PRINTED_ROWS]:
-            add_row(pairs, printable(pair.labels[0]), printable(pair.labels[1]), f"{pair.images:,}", f"{pair.jaccard:.2f}")
-        if several.pairs:
-            screen.print(pairs)
-    if targets.numbers:
-        table = make_table("target", "split", "#minimum", "#mean", "#maximum", "#standard deviation", "#missing")
-        for name, splits in targets.numbers.items():
-            for split, each in splits.items():
-                add_row(table, printable(name), split, *map("{:.4g}".format, each.statistics), f"{each.missing:,}")
-        screen.print(table)
-    for split, names in targets.absent.items():
-        more = f" and {len(names) - MAX_PRINTED_ROWS:,} more" if len(names) > MAX_PRINTED_ROWS else ""
-        screen.print(printable(f"no {split} image has the label {', '.join(names[:MAX_PRINTED_ROWS])}{more}"), soft_wrap=True)
-    for group in targets.similar[:MAX_PRINTED_ROWS]:
-        screen.print(printable(f"almost the same name: {' and '.join(map(repr, group))}"), soft_wrap=True)
-    if targets.outliers:
-        screen.print(f"outliers, more than three interquartile ranges beyond the quartiles: {targets.num_outliers:,}")
-        for outlier in targets.outliers[:MAX_PRINTED_ROWS]:
-            screen.print(printable(f"  {outlier.target} {outlier.value:.6g}: {outlier.location}"), soft_wrap=True)

@@ -9,6 +9,7 @@ from vitrail.cli.options import (
     BatchOption,
     CompileOption,
     DropPatchesOption,
+    IgnoreOption,
     ImageSizeOption,
     JsonOption,
     LabelsColumnOption,
@@ -42,6 +43,7 @@ def evaluate(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     tta: Annotated[
         Literal["flip", "crops", "scales"] | None,
         model_option(help="Test-time augmentation: average over the horizontal flip, ten crops, or of masks three scales."),
@@ -74,7 +76,7 @@ def evaluate(
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     warn_about_compiling(speedups)
     with progress_bars() as on_progress:
-        columns = choose_columns(labels_column, separator, target)
+        columns = choose_columns(labels_column, separator, target, ignore)
         source = open_for_evaluation(data, predictors[0], on_progress, columns)
         for run, predictor in zip(runs, predictors, strict=True):
             _check_model(run if len(runs) > 1 else "", predictor, source, split)

@@ -38,16 +38,16 @@ def write_mask_folder(job: PredictJob, out: Path, overlay: bool) -> None:
     masks = MaskFolder(out, job.names, mask_names(job.names), job.predictor.task.class_names, overlay)
     masks.start(job.request())
     rank, world_size = rank_and_world_size()
-    own = range(rank, len(job.names), world_size)
-    pending = masks.pending(rank, world_size)
-    failed = []
-    with main_rank_progress() as on_progress, closing(job.predictions([job.names[index] for index in pending])) as predictions:
-        for done, (index, row) in enumerate(zip(pending, predictions, strict=True), 1):
-            if row.error is None:
-                masks.write(index, row.mask)
-            else:
-                failed.append(row)
-            on_progress("predicting", len(own) - len(pending) + done, len(own))
+    own, failed = range(rank, len(job.names), world_size), []
+    with masks.lock(rank), main_rank_progress() as on_progress:
+        pending = masks.pending(rank, world_size)
+        with closing(job.predictions([job.names[index] for index in pending])) as predictions:
+            for done, (index, row) in enumerate(zip(pending, predictions, strict=True), 1):
+                if row.error is None:
+                    masks.write(index, row.mask)
+                else:
+                    failed.append(row)
+                on_progress("predicting", len(own) - len(pending) + done, len(own))
     _finish(job, len(own), failed, out)
     if failed and world_size == 1:  # torchrun would take it for a failure and end the other ranks
         raise typer.Exit(1)

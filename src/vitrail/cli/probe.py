@@ -1,14 +1,15 @@
 """``vitrail probe``: quality of frozen features, before any fine-tuning."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import (
     BatchOption,
+    IgnoreOption,
     JsonOption,
     LabelsColumnOption,
     ModelArgument,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from vitrail.evaluation.probe import ProbeResult, SuiteEntry
     from vitrail.inference.predictor import Predictor
 
+MAX_PRINTED_CLASSES = 20
+
 
 def probe(
     model: ModelArgument,
@@ -38,6 +41,10 @@ def probe(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
+    task: Annotated[
+        Literal["segment"] | None, data_option(help="segment: probe masks, also of a dataset that has labels too.")
+    ] = None,
     protocol: Annotated[
         list[str] | None, run_option(metavar="NAME", help="Protocol to run: fewshot, knn or linear; repeatable, default: all.")
     ] = None,
@@ -55,7 +62,8 @@ def probe(
     from vitrail.evaluation.probe import probe as run_probe
     from vitrail.inference.load import load_predictor
 
-    chosen = choose_columns(labels_column, separator, target)
+    chosen = choose_columns(labels_column, separator, target, ignore)
+    chosen = replace(chosen, masks=True) if task == "segment" else chosen
     columns = None if chosen == ANY_COLUMNS else chosen
     protocols = check_protocols(protocol or PROTOCOLS)
     entries = (
@@ -111,6 +119,9 @@ def _print_result(model: str, result: "ProbeResult") -> None:
     if result.metric == "r2":
         _print_ridge(model, result)
         return
+    if result.metric == "miou":
+        _print_masks(model, result)
+        return
     sheet = make_table(
         "protocol",
         "setting",
@@ -141,6 +152,30 @@ def _print_ridge(model: str, result: "ProbeResult") -> None:
         add_row(sheet, printable(row.name), setting, f"{row.mae:.4g}", f"{row.rmse:.4g}", f"{row.r2:.4f}")
     make_console().print(sheet)
     _print_counts(result, f"{len(result.linear.targets)} target{'s' * (len(result.linear.targets) > 1)}")
+
+
+def _print_masks(model: str, result: "ProbeResult") -> None:
+    from vitrail.evaluation.mask_probe import MaskProbeResult
+
+    found, screen = result.linear, make_console()
+    assert isinstance(found, MaskProbeResult)
+    screen.print(printable(f"{model} on {result.dataset}: {result.eval_split}, linear probe of patch tokens"), soft_wrap=True)
+    table = make_table("metric", "#value", "#95 % CI")
+    titles = {"miou": "mean IoU", "pixel_accuracy": "pixel accuracy", "boundary_iou": "boundary IoU"}
+    for name, title in titles.items():
+        add_row(table, title, f"{getattr(found, name):.2%}", " to ".join(f"{end:.2%}" for end in found.interval[name]))
+    screen.print(table)
+    table = make_table("class", "#IoU", "#95 % CI", "#Dice", "#boundary IoU", "#precision", "#recall")
+    for row in sorted(found.classes, key=lambda row: row["iou"])[:MAX_PRINTED_CLASSES]:
+        scores = (f"{row[name]:.1%}" for name in ("dice", "boundary_iou", "precision", "recall"))
+        add_row(
+            table, printable(row["name"]), f"{row['iou']:.1%}", " to ".join(f"{end:.1%}" for end in row["interval"]), *scores
+        )
+    screen.print(table)
+    blocks = "the last block" if found.layers == 1 else f"the last {found.layers} blocks"
+    screen.print(f"tokens of {blocks}, learning rate {found.learning_rate:g}: the best on validation", soft_wrap=True)
+    _print_counts(result, f"{result.classes} classes of pixels")
+    screen.print(printable(f"next: vitrail finetune {model} {result.dataset} --task segment"), soft_wrap=True)
 
 
 def _print_counts(result: "ProbeResult", kinds: str) -> None:

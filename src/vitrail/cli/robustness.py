@@ -10,6 +10,7 @@ from vitrail.cli.console import add_row, make_console, make_table, print_json, p
 from vitrail.cli.evaluate import numbered_progress
 from vitrail.cli.options import (
     BatchOption,
+    IgnoreOption,
     JsonOption,
     LabelsColumnOption,
     RunsAndDataArgument,
@@ -35,6 +36,7 @@ def robustness(
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
+    ignore: IgnoreOption = None,
     out: Annotated[
         Path | None, output_option(metavar="FILE.html", help="Write an HTML page with plots and sample images.")
     ] = None,
@@ -79,7 +81,7 @@ def robustness(
     target_device, names, results = select_device(device), _short_names(runs), []
     with progress_bars() as on_progress:
         models = [require_image_scores(load_predictor(run, device="cpu")) for run in runs]
-        columns = choose_columns(labels_column, separator, target)
+        columns = choose_columns(labels_column, separator, target, ignore)
         source = open_for_evaluation(data, models[0], on_progress, columns)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)

@@ -13,6 +13,8 @@ from jaxtyping import UInt8
 from numpy import ndarray
 
 from vitrail.data.image_index import HASH_BYTES, ImageIndex, index_images
+from vitrail.data.mask_index import MaskIndex, index_masks
+from vitrail.data.mask_summary import MaskSummary, summarise_masks
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import (
     MAX_BAD_FRACTION,
@@ -63,6 +65,7 @@ class DatasetReport:
     image_sizes: dict[str, ndarray]  # split: height and width of every usable image
     image_formats: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
+    masks: MaskSummary | None = None  # if they are the targets
 
     @cached_property
     def targets(self) -> TargetSummary:
@@ -71,12 +74,16 @@ class DatasetReport:
 
     @property
     def ok(self) -> bool:
-        return not (self.bad or self.leaks or self.conflicts)
+        return not (self.bad or self.leaks or self.conflicts or self.data.left_out)
 
 
-def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> DatasetReport:
-    """Check every image of every split."""
+def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_exact_masks: bool = False) -> DatasetReport:
+    """Check every image of every split, and its mask if that is the target. ``trust_exact_masks``: without reading masks that
+    are made together with their images, of which nothing is known then."""
     indexes = _mark_other_bands(_index_splits(data, progress))
+    are_exact = all(part.has_exact_masks for part in data.splits.values() if len(part))
+    masks = {} if are_exact and trust_exact_masks else _index_masks(data, progress)
+    indexes = _mark_bad_masks(indexes, masks)
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
         for split, dataset in data.splits.items()
@@ -84,7 +91,9 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
     ]
     usable_splits = {split: select_images(dataset, indexes[split].good) for split, dataset in data.splits.items()}
     usable_indexes = {split: index.select(index.good) for split, index in indexes.items()}
-    leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes)
+    usable_masks = {split: index.select(indexes[split].good) for split, index in masks.items()}
+    leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes, usable_masks)
+    summary = summarise_masks(data.class_names, usable_masks) if masks else None
     train, validation, test = usable_splits.values()
     return DatasetReport(
         replace(
@@ -92,7 +101,7 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
             train=train,
             validation=validation,
             test=test,
-            fingerprint=_content_fingerprint(usable_splits, usable_indexes),
+            fingerprint=_content_fingerprint(usable_splits, usable_indexes, {} if are_exact else usable_masks),
             split_fractions=None,
         ),
         sum(map(len, data.splits.values())),
@@ -100,11 +109,12 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
         tuple(leaks),
         tuple(conflicts),
         tuple(duplicates),
-        _class_counts(usable_splits),
+        _class_counts(usable_splits) if summary is None else summary.images,
         _size_quantiles(usable_indexes),
         {split: index.sizes for split, index in usable_indexes.items()},
         dict(sum((Counter(rows.image_formats.tolist()) for rows in usable_indexes.values()), Counter[str]()).most_common()),
         data.notes,
+        summary,
     )
 
 
@@ -114,6 +124,32 @@ def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, I
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
     rows = np.split(np.arange(len(index.errors)), ends[:-1])
     return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+
+
+def _index_masks(data: DatasetSplits, progress: Progress | None) -> dict[str, MaskIndex]:
+    """Index the masks of all splits together; nothing if they are not the targets."""
+    parts = [dataset for dataset in data.splits.values() if len(dataset)]
+    if not parts or not all(part.has_mask_targets for part in parts):
+        return {}
+    index = index_masks(ConcatDataset(parts), progress)
+    ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
+    rows = np.split(np.arange(len(index.errors)), ends[:-1])
+    return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+
+
+def _mark_bad_masks(indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]) -> dict[str, ImageIndex]:
+    """Mark images whose mask cannot be used, or has another size."""
+    marked = dict(indexes)
+    for split, of_split in masks.items():
+        images, errors = indexes[split], indexes[split].errors.copy()
+        for row in images.good.tolist():
+            (height, width), (mask_height, mask_width) = images.sizes[row].tolist(), of_split.sizes[row].tolist()
+            if of_split.errors[row]:
+                errors[row] = f"cannot be used: {of_split.errors[row]}"
+            elif (height, width) != (mask_height, mask_width):
+                errors[row] = f"is {width} x {height} pixels, and its mask {mask_width} x {mask_height}"
+        marked[split] = replace(images, errors=errors)
+    return marked
 
 
 def _mark_other_bands(indexes: dict[str, ImageIndex]) -> dict[str, ImageIndex]:
@@ -137,7 +173,7 @@ def drop_unusable(
     data: DatasetSplits, progress: Progress | None = None, max_bad_fraction: float = MAX_BAD_FRACTION
 ) -> DatasetReport:
     """Check before training and drop the unusable images; raise if there are too many."""
-    report = check_dataset(data, progress)
+    report = check_dataset(data, progress, trust_exact_masks=True)
     if len(report.bad) > max_bad_images(max_bad_fraction, report.num_images):
         first = report.bad[0]
         raise VitrailError(
@@ -149,7 +185,7 @@ def drop_unusable(
 
 
 def _find_duplicates(
-    splits: dict[str, Dataset], indexes: dict[str, ImageIndex]
+    splits: dict[str, Dataset], indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]
 ) -> tuple[list[DuplicateGroup], list[DuplicateGroup], list[DuplicateGroup]]:
     keys = np.concatenate([table.pixel_keys() for table in indexes.values()])
     split_numbers = np.concatenate([np.full(len(dataset), number) for number, dataset in enumerate(splits.values())])
@@ -159,7 +195,10 @@ def _find_duplicates(
     for group in _group_equal(keys):
         members = [(datasets[split_numbers[item]], names[split_numbers[item]], int(index[item])) for item in group]
         locations = (dataset.describe(position) for dataset, _, position in members)
-        classes = (label_name(dataset, position) for dataset, _, position in members)
+        if masks:  # equal or not
+            classes = [f"mask {masks[split].hashes[position].tobytes().hex()[:8]}" for _, split, position in members]
+        else:
+            classes = [label_name(dataset, position) for dataset, _, position in members]
         groups.append(DuplicateGroup(tuple(locations), tuple(split for _, split, _ in members), tuple(classes)))
     leaks = [group for group in groups if len(set(group.splits)) > 1]
     conflicts = [group for group in groups if len(set(group.classes)) > 1]
@@ -189,12 +228,13 @@ def _size_quantiles(indexes: dict[str, ImageIndex]) -> dict[str, tuple[int, int,
     return {side: (minimum[axis], median[axis], maximum[axis]) for axis, side in enumerate(("height", "width"))}
 
 
-def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex]) -> str:
+def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]) -> str:
     """Hash contents, targets and splits, independently of file names and order."""
     first = next(iter(splits.values()))
     digest = hashlib.sha256(repr((first.class_names, first.target_names) if first.target_names else first.class_names).encode())
     for split, dataset in splits.items():
-        lines = np.ascontiguousarray(np.concatenate([indexes[split].file_hashes, _target_bytes(dataset)], axis=1))
+        targets = masks[split].hashes if masks else _target_bytes(dataset)
+        lines = np.ascontiguousarray(np.concatenate([indexes[split].file_hashes, targets], axis=1))
         digest.update(split.encode() + np.sort(lines.view(f"V{lines.shape[1]}").reshape(-1)).tobytes())
     return digest.hexdigest()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Int16, UInt8
 from numpy import ndarray
 from torch import Tensor
 
@@ -98,6 +98,14 @@ class Loader:
         """Iterate over the batches from ``start`` to ``stop`` or the end, prefetched by ``workers`` threads; 0: no threads."""
         ends = [end for end in (stop, self.sampler.steps) if end is not None]
         return prefetch(self.batch, start, min(ends) if ends else None, num_workers(workers))
+
+    def mask(self, index: int) -> Int16[ndarray, "h w"] | None:
+        """Return the mask of an image at its own size; None if it cannot be read, which is reported and counted."""
+        try:
+            return self.dataset.mask(index)
+        except (OSError, VitrailError) as error:
+            self._record_errors({index: f"{self.dataset.describe(index)}: {error}"})
+            return None
 
     def _load(self, epochs: ndarray, indices: ndarray) -> TransformedBatch:
         transformed = self.transform(self.dataset, epochs, indices)

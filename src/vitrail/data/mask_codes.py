@@ -29,14 +29,18 @@ Rle = dict[str, Any]  # size: [h, w], counts: text, or a list of numbers
 
 def encode_rle(mask: Num[ndarray, "h w"] | Bool[ndarray, "h w"]) -> Rle:
     """Return the run lengths of a region as COCO's compressed text."""
-    height, width = mask.shape
-    return {"size": [height, width], "counts": _compress(_counts_of(mask))}
+    return encode_counts(_counts_of(mask), mask.shape)
 
 
 def encode_uncompressed_rle(mask: Num[ndarray, "h w"] | Bool[ndarray, "h w"]) -> Rle:
     """Return the run lengths of a region as a list of numbers."""
     height, width = mask.shape
     return {"size": [height, width], "counts": _counts_of(mask).tolist()}
+
+
+def encode_counts(counts: Int[ndarray, " runs"], size: tuple[int, int]) -> Rle:
+    """Return run lengths that are counted already, first those outside, as COCO's compressed text."""
+    return {"size": list(size), "counts": _compress(counts)}
 
 
 def decode_rle(rle: Mapping[str, Any]) -> Bool[ndarray, "h w"]:

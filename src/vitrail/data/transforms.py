@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.augment.crop import crop_mask
 from vitrail.data.bad_image import BadImage
 from vitrail.data.band_files import array_format
-from vitrail.data.decode import MAX_IMAGE_PIXELS, decode, decode_bands, to_pil
+from vitrail.data.decode import MAX_IMAGE_PIXELS, ImageSize, decode, decode_bands, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import IGNORED
 
@@ -51,15 +51,20 @@ def to_pixels(
     content: bytes | ndarray, preprocess: Preprocess, max_pixels: int = MAX_IMAGE_PIXELS
 ) -> Num[ndarray, "height width c"]:
     """Return an image, encoded or as pixels, at the model's input size: 8-bit RGB or grey, or every band in float32."""
+    return to_sized_pixels(content, preprocess, max_pixels)[0]
+
+
+def to_sized_pixels(
+    content: bytes | ndarray, preprocess: Preprocess, max_pixels: int = MAX_IMAGE_PIXELS
+) -> tuple[Num[ndarray, "height width c"], ImageSize]:
+    """Return what ``to_pixels`` does, and the size of the upright image itself."""
     if not preprocess.raw:
-        return resize_and_crop(
-            decode(content, max_pixels=max_pixels) if isinstance(content, bytes) else to_pil(content), preprocess
-        )
+        image = decode(content, max_pixels=max_pixels) if isinstance(content, bytes) else to_pil(content)
+        return resize_and_crop(image, preprocess), (image.height, image.width)
     bands = decode_model_bands(content, preprocess, max_pixels)
     planes = (Image.fromarray(bands[..., band].astype(np.float32)) for band in range(bands.shape[2]))  # Pillow clips no floats
-    return np.concatenate(
-        [resize_and_crop(plane, one) for plane, one in zip(planes, _split_bands(preprocess), strict=True)], axis=2
-    )
+    resized = [resize_and_crop(plane, one) for plane, one in zip(planes, _split_bands(preprocess), strict=True)]
+    return np.concatenate(resized, axis=2), (bands.shape[0], bands.shape[1])
 
 
 def decode_model_bands(

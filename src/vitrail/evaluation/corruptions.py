@@ -45,6 +45,7 @@ class Corruption:
     strengths: tuple[float, ...]  # severity 1 and up
     captions: tuple[str, ...]  # of each strength
     prepare: PrepareCorruption  # draws the random numbers, once for all strengths
+    moves_parts: bool = False  # of the image to other places, so that a mask no longer fits
 
     def iter_severities(self, images: UInt8[Tensor, "n c h w"], indices: Int[ndarray, " n"], seed: int) -> Iterator[Tensor]:
         """Yield the images at each severity."""
@@ -64,7 +65,7 @@ def corruption_suite(grid: GridSize) -> tuple[Corruption, ...]:
         _with_captions("jpeg", "JPEG", "quality", (25.0, 18.0, 15.0, 10.0, 7.0), _prepare_jpeg),
         _with_captions("drop", "Patch drop", "fraction of the cells", FRACTIONS, partial(_prepare_drop, grid)),
         _with_captions("occlude", "Occlusion", "fraction of the area", FRACTIONS, _prepare_occlusion),
-        Corruption("shuffle", "Shuffle", "cells", tuple(shuffle_sizes), shuffle_captions, shuffle),
+        Corruption("shuffle", "Shuffle", "cells", tuple(shuffle_sizes), shuffle_captions, shuffle, moves_parts=True),
     )
     return tuple(each for each in corruptions if each.strengths)
 

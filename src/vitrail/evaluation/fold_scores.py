@@ -5,9 +5,8 @@ no estimate of the variance is free of bias then (Bengio and Grandvalet 2004), a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,9 @@ from vitrail.evaluation.bootstrap import bias_corrected_interval, bootstrap_scor
 from vitrail.evaluation.multi_label import bootstrap_label_metrics
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
-from vitrail.tasks.resampling import CONFIDENCE_LEVEL
+from vitrail.tasks.resampling import CONFIDENCE_LEVEL, finite_interval
+from vitrail.tasks.segmentation import SegmentationTask
+from vitrail.tasks.segmentation_metrics import bootstrap_segmentation
 from vitrail.tasks.task import Task
 
 Interval = tuple[float, float]
@@ -49,24 +50,29 @@ def _t_probability(angle: float, degrees: int) -> float:
 
 
 @singledispatch
-def pooled_scores(task: Task, outputs: Tensor, targets: Any) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return the metrics of predictions for images that the models were not trained on, and intervals of some of them."""
+def pooled_scores(task: Task, saved: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return the metrics of predictions for images that the models were not trained on, and intervals of some of them.
+
+    ``saved``: what the runs have saved of their predictions.
+    """
     try:
-        return task.metrics(outputs, targets), {}
+        return task.metrics(saved[task.output_name], saved[task.target_name]), {}
     except NotImplementedError:  # a task that evaluates in its own way
         return {}, {}
 
 
 @pooled_scores.register
-def _(task: ClassificationTask, outputs: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, Interval]]:
+def _(task: ClassificationTask, saved: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, Interval]]:
+    outputs, targets = saved[task.output_name], saved[task.target_name]
     metrics = task.metrics(outputs, targets)
     intervals = score_intervals(outputs, targets, bootstrap_scores(outputs, targets, loss=task.config.loss))
     return metrics, {name: intervals[name] for name in ("top1", "top5") if name in intervals and name in metrics}
 
 
 @pooled_scores.register
-def _(task: MultiLabelTask, outputs: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, Interval]]:
+def _(task: MultiLabelTask, saved: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, Interval]]:
     """Leave out what depends on thresholds: each fold has chosen its own."""
+    outputs, targets = saved[task.output_name], saved[task.target_name]
     metrics, samples = task.metrics(outputs, targets), bootstrap_label_metrics(task, outputs, targets.bool())
     names = ("map", "map_micro", "map_weighted", "coverage")
     by_threshold = ("f1_macro", "f1_micro", "hamming", "subset_accuracy")
@@ -74,3 +80,10 @@ def _(task: MultiLabelTask, outputs: Tensor, targets: Tensor) -> tuple[dict[str,
         {name: value for name, value in metrics.items() if name not in by_threshold},
         {name: bias_corrected_interval(samples[name], metrics[name]) for name in names},
     )
+
+
+@pooled_scores.register
+def _(task: SegmentationTask, saved: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, Interval]]:
+    samples, _ = bootstrap_segmentation(saved["confusion"], saved["boundary"])
+    intervals = {name: finite_interval(values) for name, values in samples.items()}
+    return task.scores(saved["confusion"], saved["boundary"]), intervals

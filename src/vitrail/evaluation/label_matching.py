@@ -14,10 +14,10 @@ from vitrail.data.sources.dataset import (
     as_label_sets,
     class_counts,
     select_images,
+    with_class_names,
     with_label_sets,
     with_mask_targets,
 )
-from vitrail.data.sources.mask_classes import with_mask_classes
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.predictor import Predictor
 
@@ -95,7 +95,7 @@ def match_masks(source: Dataset, predictor: Predictor, data: str) -> Dataset:
         raise VitrailError(
             f"two classes of the model are named {duplicate!r}, so the masks of {data} cannot be matched with them"
         )
-    return with_mask_classes(source, names)
+    return with_class_names(source, names)
 
 
 def _other_names(source: Dataset, class_names: Sequence[str]) -> dict[str, int]:

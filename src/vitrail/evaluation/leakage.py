@@ -93,7 +93,7 @@ def _was_trained_on(predictor: Predictor, data_name: str) -> bool:
 def _training_columns(predictor: Predictor, data: Any) -> Columns:
     """Return where a table's targets were found when the model was trained on it; of other data nothing is known."""
     if predictor.task.config.has_masks:
-        return Columns(masks=True)
+        return _mask_columns(predictor)
     trained_on = isinstance(data, str | os.PathLike) and _was_trained_on(predictor, source_name(data))
     return _recorded_columns(predictor) if trained_on else ANY_COLUMNS
 
@@ -101,7 +101,7 @@ def _training_columns(predictor: Predictor, data: Any) -> Columns:
 def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Columns:
     """Return how a table's targets are read to evaluate a model: as it was trained, where nothing else is said."""
     if predictor.task.config.has_masks:
-        return Columns(masks=True)
+        return _mask_columns(predictor, columns.ignore)
     if columns.targets or predictor.task.config.several_labels is None:
         return columns if columns.targets else replace(ANY_COLUMNS, targets=_recorded_columns(predictor).targets)
     trained = _training_columns(predictor, data)
@@ -116,6 +116,11 @@ def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Co
             "model that was trained on several labels per image"
         )
     return Columns(columns.labels or trained.labels, columns.separator or trained.separator, several)
+
+
+def _mask_columns(predictor: Predictor, ignore: tuple[str, ...] = ()) -> Columns:
+    """Return how masks are read: with the values ignored that are given or, left open, that were in the training."""
+    return Columns(masks=True, ignore=ignore or _recorded_columns(predictor).ignore)
 
 
 def _recorded_columns(predictor: Predictor) -> Columns:

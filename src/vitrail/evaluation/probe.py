@@ -23,9 +23,11 @@ from vitrail.evaluation.fewshot import FewShotResult, fewshot_probe
 from vitrail.evaluation.knn import knn_label_probe, knn_probe
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.evaluation.linear_probe import PENALTIES, LabelProbeResult, LinearProbeResult, linear_label_probe, linear_probe
+from vitrail.evaluation.mask_probe import MaskProbeResult, mask_probe
 from vitrail.evaluation.ridge_probe import RidgeProbeResult, ridge_probe
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, Features, embed
 from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor
 
 RIDGE_COLUMN = "ridge R²"  # of numbers, which have no accuracy
 PROTOCOLS = ("fewshot", "knn", "linear")
@@ -33,8 +35,8 @@ PROTOCOLS = ("fewshot", "knn", "linear")
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Scores on the split ``eval_split``: accuracies; of several labels per image, mean average precisions; of numbers, R². As
-    ``metric`` says. None for a protocol that was not run."""
+    """Scores on the split ``eval_split``: accuracies; of several labels per image, mean average precisions; of numbers, R²; of
+    masks, mean IoU. As ``metric`` says. None for a protocol that was not run."""
 
     dataset: str
     eval_split: str
@@ -44,8 +46,8 @@ class ProbeResult:
     notes: tuple[str, ...]
     fewshot: tuple[FewShotResult, ...] | None = None
     knn: dict[int, float] | None = None
-    linear: LinearProbeResult | LabelProbeResult | RidgeProbeResult | None = None
-    metric: Literal["accuracy", "map", "r2"] = "accuracy"
+    linear: LinearProbeResult | LabelProbeResult | RidgeProbeResult | MaskProbeResult | None = None
+    metric: Literal["accuracy", "map", "r2", "miou"] = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def probe(
     predictor = load_predictor(model)
     data = open_like_training(source, predictor, progress)
     eval_split, notes = select_eval_split(data, selected)
+    if data.train.has_mask_targets:
+        return _probe_masks(predictor, data, selected, eval_split, notes, batch_size, workers, progress)
     needed_splits = [
         split for split in ("train", "validation", "test") if split in ("train", eval_split) or "linear" in selected
     ]
@@ -166,6 +170,26 @@ def _probe_numbers(
     return ProbeResult(data.name, eval_split, 0, num_images, unreadable, remarks, linear=result, metric="r2")
 
 
+def _probe_masks(
+    predictor: Predictor,
+    data: DatasetSplits,
+    protocols: Sequence[str],
+    eval_split: str,
+    notes: list[str],
+    batch_size: int,
+    workers: int | None,
+    progress: Progress | None,
+) -> ProbeResult:
+    """Probe masks by the tokens of patches; the other protocols are about one feature per image."""
+    num_images, unreadable, left_out, result = mask_probe(predictor, data, eval_split, batch_size, workers, progress)
+    others = [name for name in protocols if name != "linear"]
+    skipped = [f"{' and '.join(others)} need one class per image, so they are left out"] if others else []
+    if left_out:
+        skipped.append(f"the tokens of {left_out:,} images did not fit into memory, so they were left out")
+    remarks, classes = (*data.notes, *notes, *skipped), len(data.class_names)
+    return ProbeResult(data.name, eval_split, classes, num_images, unreadable, remarks, linear=result, metric="miou")
+
+
 def load_suite(path: Path) -> tuple[SuiteEntry, ...]:
     """Return the entries of a suite; a source relative to the file takes precedence over any other."""
     try:
@@ -234,6 +258,9 @@ def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[st
             raise VitrailError(f"{data.name} has numbers as targets, which only a linear probe predicts; try --protocol linear")
         for part in data.splits.values():
             check_numbers(part)
+    elif data.train.has_mask_targets:
+        if "linear" not in protocols:
+            raise VitrailError(f"{data.name} has masks as targets, which only a linear probe predicts; try --protocol linear")
     elif not data.class_names or not any(part.has_label.any() for part in data.splits.values()):
         raise VitrailError(
             f"{data.name} has no labels, which a probe needs; name a dataset with classes (embed and search need none)"
@@ -256,8 +283,8 @@ def select_eval_split(data: DatasetSplits, protocols: Sequence[str]) -> tuple[st
 
 
 def _has_target(dataset: Dataset) -> Bool[ndarray, " n"]:
-    """Return whether each image has a label; numbers were checked before."""
-    return np.ones(len(dataset), bool) if dataset.target_names else dataset.has_label
+    """Return whether each image has a label; numbers were checked before, and masks are with their images."""
+    return np.ones(len(dataset), bool) if dataset.target_names or dataset.has_mask_targets else dataset.has_label
 
 
 def _labelled_features(features: Features, data: DatasetSplits, split: str) -> Features:

@@ -1,7 +1,7 @@
 """``vitrail.evaluate_robustness``: how much of its accuracy a model keeps when its images are corrupted.
 
 What is measured is the score of each image that the model's task defines: of a classifier, whether its first prediction is
-correct; of a multi-label model, the average precision of the ranking of its labels.
+correct; of a multi-label model, the average precision of the ranking of its labels; of masks, the pixel accuracy.
 
 A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
 read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
@@ -34,7 +34,7 @@ from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.models.config import ViTConfig, format_size
 from vitrail.tasks.resampling import bootstrap_means, percentile_interval
-from vitrail.tasks.task import ImageScore
+from vitrail.tasks.task import ImageScore, Task
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_GRID = (8, 8)  # cells, if no model has patches
@@ -115,9 +115,9 @@ def evaluate_robustness(
     data = open_for_evaluation(data, predictor, progress)
     split, source = select_split(data, split, predictor.task.config.labelled)
     indices = sample_indices(len(source), limit, seed)
-    runner = _Runner(predictor, corruption_suite(grid), seed, progress)
+    runner = _Runner(predictor, task_corruptions(predictor.task, grid), seed, progress)
     outcomes = runner.run(select_images(source, indices), indices, split, data.name, batch_size, workers)
-    warnings = tuple(leakage_warnings(predictor, data, split))
+    warnings = (*leakage_warnings(predictor, data, split), *left_out_notes(predictor.task, grid))
     return _summarise(outcomes, measure_of(predictor), runner.corruptions, data, split, grid, warnings)
 
 
@@ -127,6 +127,17 @@ def require_image_scores(predictor: Predictor) -> Predictor:
         kind = predictor.task.config.name
         raise VitrailError(f"a model for {kind} has no score of an image, which robustness needs; name a classifier")
     return predictor
+
+
+def task_corruptions(task: Task, grid: GridSize) -> tuple[Corruption, ...]:
+    """Return the corruptions that a model of this task can be tested under."""
+    return tuple(each for each in corruption_suite(grid) if not (each.moves_parts and task.config.has_masks))
+
+
+def left_out_notes(task: Task, grid: GridSize) -> list[str]:
+    """Return a note on the corruptions that a model of this task is not tested under."""
+    left_out = [each for each in corruption_suite(grid) if each.moves_parts and task.config.has_masks]
+    return [f"{each.name} moves parts of an image away from their masks, so it is left out" for each in left_out]
 
 
 def measure_of(predictor: Predictor) -> ImageScore:
@@ -178,22 +189,22 @@ class _Runner:
     def run(self, source: Dataset, sampled: ndarray, split: str, data: str, batch_size: int, workers: int | None) -> _Outcomes:
         task, matched = self.predictor.task, match_targets(source, self.predictor, data)
         loader = build_pixel_loader(source, self.predictor.preprocess, batch_size)
-        clean_outputs, indices, scores = [torch.zeros(0)], [torch.zeros(0).long()], []
+        indices, scores = [torch.zeros(0).long()], []
         example = torch.zeros(0, dtype=torch.uint8)
         report, done = self.progress or (lambda description, done, total: None), 0
         for batch in loader.batches(workers=workers):
             if not batch.images.shape[0]:  # none could be read
                 continue
             pixels, numbers = batch.images, batch.indices.numpy()
-            targets, keys = task.targets(matched, numbers), sampled[numbers]
+            targets, keys = task.image_targets(matched, numbers), sampled[numbers]
             outputs_by_version = [self._outputs(version) for version in self._corrupted_versions(pixels, keys)]
             scores.append(np.stack([task.image_scores(each, targets).double().numpy() for each in outputs_by_version], axis=1))
-            clean_outputs.append(outputs_by_version[0])
+            check_outputs(task, outputs_by_version[0], batch.indices, source, data)
             indices.append(batch.indices)
             example = example if len(example) else torch.cat(list(self._corrupted_versions(pixels[:1], keys[:1])))
             done += batch.images.shape[0]
             report(f"corrupting {split}", done, len(source))
-        check_outputs(task, torch.cat(clean_outputs), torch.cat(indices), source, data)
+        check_outputs(task, torch.zeros(done, 1), torch.cat(indices), source, data)
         return _Outcomes(np.concatenate(scores), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
 
     def _corrupted_versions(self, images: UInt8[Tensor, "b channels h w"], keys: Int[ndarray, " b"]) -> Iterator[Tensor]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int
 from PIL import Image
 
 from vitrail.augment.counter_rng import permutation
 from vitrail.data.band_view import to_view
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
-from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, evenly_spaced, label_name
+from vitrail.data.mask_summary import MaskSummary
+from vitrail.data.sources.dataset import Dataset, evenly_spaced, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
@@ -19,7 +19,6 @@ from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
 MAX_ROWS = 500
 MAX_CLASSES = 200
 MAX_SAMPLES = 60
-MAX_COUNTED = 1000  # masks of a split whose pixels are counted
 MAX_PAIRS = 30  # pairs of labels
 MAX_NAMES = 30  # labels that are missing in a split
 
@@ -85,8 +84,8 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     samples = masked_sample_sheet(first) if first.has_mask_targets else sample_sheet(first)
     if samples is not None:
         yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
-    if first.has_mask_targets:
-        yield from _class_pixels(data)
+    if report.masks is not None:
+        yield from _class_pixels(report.masks)
     elif data.class_names:
         yield from _class_balance(report)
     yield from _label_pairs(report.targets)
@@ -95,8 +94,11 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     if report.bad:
         rows = [(escape(item.location), escape(item.reason), item.split) for item in report.bad[:MAX_ROWS]]
         yield f"<h2>Unusable images ({len(report.bad):,})</h2>" + html_table(("file", "reason", "split"), rows)
+    if left_out := report.data.left_out:
+        rows = [(escape(file.location), escape(file.reason), file.split) for file in left_out[:MAX_ROWS]]
+        yield f"<h2>Left out ({len(left_out):,})</h2>" + html_table(("file", "reason", "split"), rows)
     yield from _duplicates("The same image in two splits", report.leaks)
-    yield from _duplicates("The same image with different labels", report.conflicts)
+    yield from _duplicates(f"The same image with different {'masks' if report.masks else 'labels'}", report.conflicts)
     yield from _duplicates("Duplicate images", report.duplicates)
 
 
@@ -110,6 +112,7 @@ def _summary(report: DatasetReport) -> Iterator[str]:
             (report.bad, "image is unusable", "images are unusable"),
             (report.leaks, "image is in two splits", "images are in two splits"),
             (report.conflicts, "image has conflicting labels", "images have conflicting labels"),
+            (report.data.left_out, "file is left out", "files are left out"),
         )
         if items
     ]
@@ -136,40 +139,32 @@ def _class_balance(report: DatasetReport) -> Iterator[str]:
         yield f'<p class="bad">{escape(" and ".join(map(repr, group)))} are different classes of almost the same name.</p>'
 
 
-def _class_pixels(data: DatasetSplits) -> Iterator[str]:
-    """Show the fraction of the pixels of each class, and how many images have any."""
-    counted = {split: _count_pixels(part) for split, part in data.splits.items() if len(part)}
-    totals = {split: max(int(pixels.sum()), 1) for split, (_, pixels, _) in counted.items()}
-    ignored = len(data.class_names)
+def _class_pixels(masks: MaskSummary) -> Iterator[str]:
+    """Show the fraction of the pixels of each class, how many images have any, and masks that say little."""
+    splits = [split for split in masks.ignored if any(by_split[split] for by_split in masks.images.values())]
     rows = [
         (
-            "ignored" if label == ignored else f"{swatch(label)}{escape(data.class_names[label])}",
-            *(
-                cell
-                for split, (_, pixels, images) in counted.items()
-                for cell in (f"{pixels[label] / totals[split]:.2%}", f"{images[label]:,}")
-            ),
-            _bar(max(pixels[label] / totals[split] for split, (_, pixels, _) in counted.items())),
+            f"{swatch(label)}{escape(name)}",
+            *(cell for split in splits for cell in (f"{masks.fraction(name, split):.2%}", f"{masks.images[name][split]:,}")),
+            _bar(max((masks.fraction(name, split) for split in splits), default=0.0)),
         )
-        for label in [*range(ignored)[:MAX_CLASSES], ignored]
+        for label, name in enumerate(list(masks.pixels)[:MAX_CLASSES])
     ]
-    sizes = ", ".join(f"{number:,} {split}" for split, (number, _, _) in counted.items())
-    yield f"<h2>Classes of pixels</h2><p>Fraction of the pixels of each class, and images that have any; in masks: {sizes}.</p>"
-    yield html_table(("class", *(title for split in counted for title in (f"#{split}", "#images")), ""), rows)
-    if ignored > MAX_CLASSES:
-        yield f'<p class="soft">and {ignored - MAX_CLASSES:,} more classes</p>'
-
-
-def _count_pixels(dataset: Dataset) -> tuple[int, Int[np.ndarray, " k"], Int[np.ndarray, " k"]]:
-    """Return the number of masks that are counted, and of pixels and images by class; the last are those that are ignored."""
-    classes, indices = len(dataset.class_names), evenly_spaced(len(dataset), MAX_COUNTED).tolist()
-    pixels, images = np.zeros(classes + 1, np.int64), np.zeros(classes + 1, np.int64)
-    for index in indices:
-        mask = dataset.mask(index)
-        counts = np.bincount(np.where(mask == IGNORED, classes, mask).ravel(), minlength=classes + 1)
-        pixels += counts
-        images += counts > 0
-    return len(indices), pixels, images
+    yield "<h2>Classes of pixels</h2><p>Fraction of the pixels that count, and images that have any.</p>"
+    yield html_table(("class", *(title for split in splits for title in (f"#{split}", "#images")), ""), rows)
+    if len(masks.pixels) > MAX_CLASSES:
+        yield f'<p class="soft">and {len(masks.pixels) - MAX_CLASSES:,} more classes</p>'
+    counts = [
+        (title, *(f"{by_split[split]:,}" for split in splits))
+        for title, by_split in (
+            ("ignored pixels", masks.ignored),
+            ("masks of one class", masks.uniform),
+            ("masks ignored as a whole", masks.empty),
+        )
+    ]
+    yield html_table(("", *(f"#{split}" for split in splits)), counts)
+    for split, names in masks.absent.items():
+        yield f"<p>No {split} mask has the class {escape(_list(names))}.</p>"
 
 
 def _list(names: Sequence[str]) -> str:

@@ -5,13 +5,14 @@
     classes.json       value, name and colour of each class     _predict.json: the request
 
 Each file is written whole or not at all. The same request resumes: masks that are there are kept. Several processes each write
-a part of the masks.
+a part of the masks; each has a lock, so that what a killed one has left is overwritten.
 """
 
 import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from PIL import Image
 from vitrail.data.band_view import to_view
 from vitrail.data.sources.image_like import read_image_like
 from vitrail.errors import VitrailError
-from vitrail.io import atomic_path, atomic_write
+from vitrail.io import atomic_path, atomic_write, file_lock
 from vitrail.plot.class_colours import overlay
 from vitrail.plot.mask_image import encode_mask, mask_legend
 
@@ -63,6 +64,11 @@ class MaskFolder:
             )
         atomic_write(self.folder / LEGEND_FILE, json.dumps(mask_legend(self.class_names), indent=1) + "\n")
 
+    def lock(self, rank: int = 0) -> AbstractContextManager[None]:
+        """Keep other processes from writing the masks of this rank."""
+        busy = VitrailError(f"another process is writing masks to {self.folder}; wait for it, or name another folder")
+        return file_lock(self.folder / f".lock-{rank}", busy)
+
     def pending(self, rank: int = 0, world_size: int = 1) -> list[int]:
         """Return the indices of the files of this process whose mask, or its overlay, is not there yet."""
         return [index for index in range(rank, len(self.files), world_size) if not self._is_complete(index)]
@@ -77,9 +83,9 @@ class MaskFolder:
         if self.overlays:
             image = to_view(read_image_like(self.files[index]))
             blended = overlay(np.asarray(image.convert("RGB")), mask)
-            with atomic_path(self._overlay_path(index)) as temporary:
+            with atomic_path(self._overlay_path(index), locked=True) as temporary:
                 Image.fromarray(blended).save(temporary, "JPEG", quality=OVERLAY_QUALITY)
-        atomic_write(path, encode_mask(mask, len(self.class_names)))
+        atomic_write(path, encode_mask(mask, len(self.class_names)), locked=True)
 
     def mask_path(self, index: int) -> Path:
         return self.folder / f"{self.names[index]}.png"

@@ -21,7 +21,13 @@ from vitrail.report.html import html_table, matrix_table
 from vitrail.report.mask_view import error_view, html_legend, mask_view, swatch
 from vitrail.report.task_section import RunReport, TaskSection
 from vitrail.tasks.resampling import finite_interval
-from vitrail.tasks.segmentation_metrics import bootstrap_segmentation, iou_of_counts, pixel_counts, segmentation_scores
+from vitrail.tasks.segmentation_metrics import (
+    bootstrap_segmentation,
+    class_rows,
+    iou_of_counts,
+    pixel_counts,
+    segmentation_scores,
+)
 
 MAX_CLASSES = 300  # rows of the table
 MAX_CONFUSED = 30  # classes of the confusion matrix, those with the most pixels
@@ -66,6 +72,12 @@ class SegmentationSection(TaskSection):
         yield from _boundaries(saved)
         dataset = report.data.splits[report.result["reported_on"]]
         yield from _images(dataset, report.run.folder / "best", saved, names)
+
+    def out_of_fold(self, report: RunReport, predictions: dict[str, Tensor], class_names: tuple[str, ...]) -> Iterator[str]:
+        saved = SavedCounts(predictions["confusion"], predictions["boundary"], predictions["indices"])
+        yield from _classes(class_rows(class_names, saved.confusion, saved.boundary))
+        yield from _confusion(saved.confusion.sum(0), class_names)
+        yield from _boundaries(saved)
 
     def next_steps(self, report: RunReport) -> Iterator[str]:
         folder = escape(shlex.quote(str(report.run.folder)))

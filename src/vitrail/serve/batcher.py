@@ -20,8 +20,9 @@ import numpy as np
 from numpy import ndarray
 from starlette.requests import ClientDisconnect
 
+from vitrail.data.decode import ImageSize
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import to_pixels
+from vitrail.data.transforms import to_sized_pixels
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.serve.config import ServeConfig
@@ -30,8 +31,20 @@ from vitrail.serve.metrics import Metrics
 from vitrail.system import available_cores
 
 Job = Callable[[Predictor, ndarray], Any]  # computed for one image alone, instead of its outputs
+Finish = Callable[["SizedOutput"], Any]  # makes the result of an image from its outputs, outside of the compute thread
 log = logging.getLogger("vitrail.serve")
+FINISH_FAILED_MESSAGE = "the result for this image could not be written; see the server's log"
 MODEL_FAILED_MESSAGE = "the model failed on this image; see the server's log"
+
+
+@dataclass(frozen=True)
+class SizedOutput:
+    """The outputs for an image, with its own size and the model's input; ``is_cancelled`` once nobody waits for the result."""
+
+    outputs: ndarray
+    pixels: ndarray
+    size: ImageSize
+    is_cancelled: Callable[[], bool]
 
 
 @dataclass(eq=False)
@@ -42,7 +55,9 @@ class QueuedImage:
     arrived_at: float
     queue_position: int  # images in flight on arrival, including itself
     job: Job | None
+    finish: Finish | None = None
     pixels: ndarray | None = None
+    size: ImageSize = (0, 0)
     queued_at: float = 0.0
     started: bool = False
 
@@ -55,7 +70,8 @@ class Batcher:
         self.predictor: Predictor | None = None
         self.error: BaseException | None = None  # why the predictor could not be loaded
         self.closing = False
-        self.in_flight = self.decoding = self.body_bytes = 0  # images; of these, not yet decoded; bytes of request bodies
+        self.in_flight = self.decoding = self.finishing = 0  # images; of these, not yet decoded; computed and not yet finished
+        self.body_bytes = 0  # of request bodies
         self.seconds_per_image = 0.0  # recent seconds per image
         self._open_predictor = open_predictor
         self._queue: deque[QueuedImage] = deque()
@@ -64,7 +80,9 @@ class Batcher:
     def start(self, on_loaded: Callable[[], None]) -> None:
         """Start the threads; ``on_loaded`` is called on the running loop once the predictor has loaded or failed."""
         self._loop, self._on_loaded, self.closing = asyncio.get_running_loop(), on_loaded, False
-        self._decode_pool = ThreadPoolExecutor(self.config.decode_workers or available_cores(), "vitrail-decoder")
+        threads = self.config.decode_workers or available_cores()
+        self._decode_pool = ThreadPoolExecutor(threads, "vitrail-decoder")
+        self._finish_pool = ThreadPoolExecutor(threads, "vitrail-finisher")
         self._thread = Thread(target=self._run, name="vitrail-compute", daemon=True)
         self._thread.start()
 
@@ -92,15 +110,18 @@ class Batcher:
                 raise RequestError(503, "the server has no memory for more requests; try again later", "memory", 1.0)
             self.body_bytes += size
 
-    def submit(self, contents: Sequence[bytes], job: Job | None = None) -> list[QueuedImage]:
-        """Queue all images of a request or none. Their bytes must be reserved, and are released once decoded."""
+    def submit(self, contents: Sequence[bytes], job: Job | None = None, finish: Finish | None = None) -> list[QueuedImage]:
+        """Queue all images of a request or none. Their bytes must be reserved, and are released once decoded.
+
+        ``finish`` makes the results from the outputs; else they are the outputs themselves.
+        """
         now, images = time.monotonic(), []
         with self._lock:
             self.check_admission(len(contents))
             for _ in contents:
                 self.in_flight += 1
                 self.decoding += 1
-                images.append(QueuedImage(self._loop.create_future(), now, self.in_flight, job))
+                images.append(QueuedImage(self._loop.create_future(), now, self.in_flight, job, finish))
         for image, content in zip(images, contents, strict=True):
             self._decode_pool.submit(self._decode, image, content)
         return images
@@ -127,7 +148,8 @@ class Batcher:
             self.closing = True
             self._lock.notify_all()
         self._thread.join(timeout)
-        self._decode_pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decode_pool, self._finish_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, image: QueuedImage, content: bytes) -> None:
         outcome: RequestError | None = None
@@ -135,7 +157,10 @@ class Batcher:
             outcome = deadline_exceeded()
         else:
             result = _preprocess(content, self.predictor.preprocess, self.config.max_pixels)
-            image.pixels, outcome = (None, result) if isinstance(result, RequestError) else (result, None)
+            if isinstance(result, RequestError):
+                outcome = result
+            else:
+                image.pixels, image.size = result
         size, content = len(content), b""
         with self._lock:
             self.body_bytes -= size
@@ -177,8 +202,11 @@ class Batcher:
         with self._lock:
             while True:
                 self._drop_expired()
+                if self.finishing >= self.config.max_batch:  # so that outputs, which may be large, do not pile up
+                    self._lock.wait()
+                    continue
                 if not self._queue:
-                    if self.closing and not self.decoding:
+                    if self.closing and not self.decoding and not self.finishing:
                         return []
                     self._lock.wait()
                     continue
@@ -213,14 +241,41 @@ class Batcher:
                 return
             log.exception("the model failed on an image")
             outcomes = [RequestError(500, MODEL_FAILED_MESSAGE, "failed", is_image_error=True)]
-        now = time.monotonic()
-        measured = min((now - image.arrived_at) / image.queue_position for image in batch)
-        self.seconds_per_image += 0.3 * (measured - self.seconds_per_image)
-        self._resolve(list(zip(batch, outcomes, strict=True)))
+        resolved = []
+        for image, outcome in zip(batch, outcomes, strict=True):
+            if image.finish is None or isinstance(outcome, RequestError):
+                resolved.append((image, outcome))
+            else:
+                with self._lock:
+                    self.finishing += 1
+                self._finish_pool.submit(self._finish, image, outcome)
+        self._resolve(resolved)
+
+    def _finish(self, image: QueuedImage, outputs: ndarray) -> None:
+        outcome: Any
+        assert image.finish is not None
+        assert image.pixels is not None
+        try:
+            outcome = image.finish(SizedOutput(outputs, image.pixels, image.size, image.future.done))
+        except RequestError as error:
+            outcome = error
+        except MemoryError:
+            outcome = RequestError(503, "there is not enough memory; try again later", "full", 1.0, is_image_error=True)
+        except Exception:
+            log.exception("the result for an image could not be written")
+            outcome = RequestError(500, FINISH_FAILED_MESSAGE, "failed", is_image_error=True)
+        self._resolve([(image, outcome)])
+        with self._lock:
+            self.finishing -= 1
+            self._lock.notify()
 
     def _resolve(self, results: list[tuple[QueuedImage, Any]]) -> None:
+        computed, now = [image for image, _ in results if image.started], time.monotonic()
         with self._lock:
             self.in_flight -= len(results)
+            if computed:
+                measured = min((now - image.arrived_at) / image.queue_position for image in computed)
+                self.seconds_per_image += 0.3 * (measured - self.seconds_per_image)
         with suppress(RuntimeError):  # the loop is closed, and its waiters with it
             self._loop.call_soon_threadsafe(_set_results, results)
 
@@ -232,10 +287,10 @@ def _set_results(results: list[tuple[QueuedImage, Any]]) -> None:
             image.future.set_result(outcome)
 
 
-def _preprocess(content: bytes, preprocess: Preprocess, max_pixels: int) -> ndarray | RequestError:
-    """Return the preprocessed image, or the error."""
+def _preprocess(content: bytes, preprocess: Preprocess, max_pixels: int) -> tuple[ndarray, ImageSize] | RequestError:
+    """Return the preprocessed image and the size that it had, or the error."""
     try:
-        return to_pixels(content, preprocess, max_pixels)
+        return to_sized_pixels(content, preprocess, max_pixels)
     except VitrailError as error:
         return RequestError(422, str(error), "invalid", is_image_error=True)
     except MemoryError:

@@ -14,7 +14,7 @@ from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.metrics import Metrics
 from vitrail.web.http import CLIENT_CLOSED_REQUEST, error_response, is_token
 
-IMAGE_PATHS = ("/predict", "/explain")
+IMAGE_PATHS = ("/predict", "/segment", "/explain")
 GUARDED_PATHS = (*IMAGE_PATHS, "/metrics")
 COUNTED_PATHS = (*GUARDED_PATHS, "/", "/docs", "/openapi.json", "/healthz", "/readyz")
 

@@ -15,6 +15,9 @@ code,pre{font:14px/1.5 ui-monospace,monospace}pre{white-space:pre-wrap;padding:.
 pre,#out{overflow-wrap:anywhere}table{border-collapse:collapse}td{padding:.15rem .8rem .15rem 0;vertical-align:top}
 button,input{font:inherit;max-width:100%}#out img{display:block;max-width:100%;max-height:28rem;margin-top:1rem}
 h2{margin:3rem 0 0}h2 code{font-size:1.3rem;font-weight:600}h3{font-size:1rem;margin:1rem 0 .2rem}
+figure{position:relative;margin:.6rem 0}#out figure img{width:100%;margin:0;max-height:none;image-rendering:pixelated}
+#out figure img+img{position:absolute;inset:0;height:100%}input[type=range]{vertical-align:middle}
+.swatch{display:inline-block;width:1em;height:1em;border-radius:3px;vertical-align:-.15em;margin-right:.5em}
 .fixed td:first-child,#out td+td{white-space:nowrap}#out td+td{text-align:right}#out p{margin:0}
 </style>"""
 SCRIPT = """<script>
@@ -35,18 +38,38 @@ function fields(row){  // numbers by name are a row each
     value&&typeof value==="object"&&!Array.isArray(value)?Object.entries(value):[[name,value]])}
 function show(value){
   return typeof value==="number"?String(Number(value.toPrecision(6))):typeof value==="string"?value:JSON.stringify(value)}
+function showMask(row,file){  // the mask over its image, and a legend
+  const figure=add("figure",""),bytes=Uint8Array.from(atob(row.png),character=>character.charCodeAt(0));
+  const [height,width]=row.size;
+  figure.style.width=`min(100%,${28*Math.min(1,width/height)}rem)`;figure.style.aspectRatio=width+"/"+height;
+  const [image,mask]=[file,new Blob([bytes],{type:"image/png"})].map(blob=>{
+    const element=document.createElement("img");element.src=URL.createObjectURL(blob);figure.append(element);return element});
+  image.alt="";mask.alt="the class of each pixel";
+  image.onerror=()=>image.style.visibility="hidden";  // of a kind that browsers do not show
+  const label=add("label","mask "),slider=document.createElement("input");label.append(slider);
+  Object.assign(slider,{type:"range",min:0,max:1,step:.05,value:.6,oninput:()=>mask.style.opacity=slider.value});slider.oninput();
+  const table=add("table","");for(const entry of row.classes){
+    const line=table.insertRow(),name=line.insertCell(),swatch=document.createElement("span");
+    swatch.className="swatch";swatch.style.background=entry.colour;name.append(swatch,entry.label);
+    line.insertCell().textContent=percent(entry.fraction)}}
+async function send(body,headers){  // masks, unless the model predicts none
+  const options={method:"POST",body,headers};
+  if(form.dataset.kind!=="labels"){
+    const response=await fetch("/segment?output=mask",options);if(response.status!==501)return response}
+  return fetch("/predict",options)}
 form.addEventListener("submit",async event=>{
   event.preventDefault();out.textContent="...";
   const body=new FormData();for(const file of form.files.files)body.append("files",file);
   const headers=form.token&&form.token.value?{Authorization:"Bearer "+form.token.value}:{};
   try{
-    const response=await fetch("/predict",{method:"POST",body,headers}),result=await response.json();
-    const rows=result.predictions||result.images;out.textContent=rows?"":result.error;
-    for(const row of rows||[]){
+    const response=await send(body,headers),result=await response.json();
+    const rows=result.predictions||result.segmentations||result.images;out.textContent=rows?"":result.error;
+    for(const [index,row] of (rows||[]).entries()){
       add("h3",row.file);if(row.error){add("p",row.error);continue}
+      if(row.png){showMask(row,form.files.files[index]);continue}
       const table=add("table","");for(const [name,value] of cells(row)){const line=table.insertRow();
         line.insertCell().textContent=name;line.insertCell().textContent=value}}
-    if(form.explain.checked&&form.files.files.length===1&&response.ok){
+    if(form.explain&&form.explain.checked&&form.files.files.length===1&&response.ok){
       const wanted=form.label.value?"?class="+encodeURIComponent(form.label.value):"";
       const file=form.files.files[0],map=await fetch("/explain"+wanted,{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
@@ -55,6 +78,9 @@ form.addEventListener("submit",async event=>{
   }catch(error){out.textContent=error}
 });
 </script>"""
+
+EXPLANATION = """<p><label><input type=checkbox name=explain> show a saliency map</label>
+<label>of <input name=label placeholder="the most probable class" size=24></label>"""
 
 
 def front_page(predictor: Predictor | None, source: str, config: ServeConfig) -> str:
@@ -65,15 +91,20 @@ def front_page(predictor: Predictor | None, source: str, config: ServeConfig) ->
     token = "<p><label>Token <input type=password name=token></label>" if config.token else ""
     auth_option = '-H "Authorization: Bearer TOKEN" ' if config.token else ""
     pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
+    has_masks = predictor is not None and predictor.task.config.has_masks
+    kind = "" if predictor is None else "masks" if has_masks else "labels"  # of the response
+    explanation = "" if has_masks else EXPLANATION
+    path = "segment" if has_masks else "predict"
+    accept = 'http://HOST/segment -H "Accept: image/png" -o mask.png'
+    mask_example = f"\n\ncurl {auth_option}-F files=@cat.jpg {accept}" if has_masks else ""
     limits = f"Up to {config.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(description)}
-<form>{token}<p><input type=file name=files accept="image/*,.npy" multiple required>
-<p><label><input type=checkbox name=explain> show a saliency map</label>
-<label>of <input name=label placeholder="the most probable class" size=24></label><p><button>Predict</button></form>
+<form data-kind="{kind}">{token}<p><input type=file name=files accept="image/*,.npy" multiple required>
+{explanation}<p><button>Predict</button></form>
 <div id=out></div><p>{limits} From a program:
-<pre>curl {auth_option}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
+<pre>curl {auth_option}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/{path}
 
-curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
+curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/{path}{mask_example}</pre>
 <p><a href="/docs">API documentation</a>, <a href="/openapi.json">OpenAPI schema</a>.{SCRIPT}"""
 
 
@@ -134,7 +165,7 @@ def _type_name(schema: dict[str, Any], schemas: dict[str, Any] | None = None) ->
         shape = (schemas or {}).get(name, {})
         return _type_name(shape) if "enum" in shape else name
     if "anyOf" in schema:
-        return " or ".join(_type_name(item) for item in schema["anyOf"] if item.get("type") != "null")
+        return " or ".join(_type_name(item, schemas) for item in schema["anyOf"] if item.get("type") != "null")
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":

@@ -4,7 +4,6 @@ y and x the grid of patches.
 """
 
 import io
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def prediction_json(outputs: Float32[ndarray, " ..."], task: Task, top_k: int) -
     (prediction,) = finite_predictions(task, torch.from_numpy(outputs)[None], top_k)
     if prediction is None:
         raise RequestError(500, NOT_FINITE_MESSAGE, "failed", is_image_error=True)
-    return {name: value for name, value in asdict(prediction).items() if name not in ("file", "error")}
+    return {name: value for name, value in prediction.plain().items() if name not in ("file", "error")}
 
 
 def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:

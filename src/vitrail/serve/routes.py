@@ -1,4 +1,4 @@
-"""Routes ``POST /predict`` and ``POST /explain``: read the images, submit them to the batcher, write the response."""
+"""Routes ``/predict``, ``/segment`` and ``/explain``: read the images, submit them to the batcher, write the response."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,20 +12,32 @@ from starlette.requests import ClientDisconnect
 from vitrail.errors import did_you_mean, printable
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.predictor import Predictor
-from vitrail.serve.batcher import Job, QueuedImage
+from vitrail.serve.batcher import Finish, Job, QueuedImage
 from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.middleware import ServerState, respond_with_error
 from vitrail.serve.request_body import read_images
 from vitrail.serve.responses import prediction_json, saliency_job, saliency_overlay
-from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, error_responses, success_response
+from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, SegmentResponse, error_responses, success_response
+from vitrail.serve.segmentation import Segmented, fractions_step, require_segmentation, segment_step
 from vitrail.web.http import json_response, on_disconnect
 
 SaliencyMethod = StrEnum("SaliencyMethod", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
+
+
+class MaskOutput(StrEnum):
+    """How the classes of pixels are written."""
+
+    RLE = "rle"
+    MASK = "mask"
+    OVERLAY = "overlay"
+
+
 DEFAULT_METHOD = SaliencyMethod("rollout")
 MAX_LABELS = 100_000
 TopParameter = Annotated[int | None, Query(ge=1, le=MAX_LABELS, description="Number of labels per image, from a classifier.")]
 PARAMETERS = {  # what each must be, and a value that works
     "top": (f"a whole number from 1 to {MAX_LABELS:,}", "5"),
+    "output": (f"one of {', '.join(MaskOutput)}", str(MaskOutput.RLE)),
     "method": (f"one of {', '.join(SALIENCY_METHODS)}", str(DEFAULT_METHOD)),
 }
 
@@ -41,18 +53,42 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
         200 if at least one image succeeded; the others have an error each. If all failed, the status is that of the first.
         """
         _check_names(request, "top")
-        names, outcomes = await _run_images(server_state, request)
-        predictor = _require_predictor(server_state)
-        count = top or server_state.config.top_k
+        task, count = _require_predictor(server_state).task, top or server_state.config.top_k
+        finish = fractions_step(task)
+        names, outcomes = await _run_images(server_state, request, finish=finish)
         return _respond(
-            server_state,
-            names,
-            outcomes,
-            "predictions",
-            lambda row: prediction_json(row, predictor.task, count),
+            server_state, names, outcomes, "predictions", lambda row: row if finish else prediction_json(row, task, count)
         )
 
-    png_or_json = success_response(ExplainResponse, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})
+    png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+
+    @app.post(
+        "/segment",
+        responses={**success_response(SegmentResponse, content=png), **error_responses(*statuses, 501)},
+        **route_options,
+    )
+    async def segment(
+        request: Request,
+        output: Annotated[
+            MaskOutput | None,
+            Query(
+                description="Run lengths of each class; a PNG of the classes, of the image's size; or one of their colours "
+                "over the model's input. Default: rle, or mask with Accept: image/png."
+            ),
+        ] = None,
+    ) -> Response:
+        """Predict the class of each pixel; with ``Accept: image/png`` and a single image, the response is the PNG itself."""
+        _check_names(request, "output")
+        wants_png = "image/png" in request.headers.get("accept", "")
+        kind = output or (MaskOutput.MASK if wants_png else MaskOutput.RLE)
+        finish = segment_step(require_segmentation(_require_predictor(server_state)), str(kind))
+        names, outcomes = await _run_images(server_state, request, finish=finish)
+        if wants_png and len(outcomes) == 1 and isinstance(outcomes[0], Segmented) and outcomes[0].png is not None:
+            server_state.metrics.count_images("predicted")
+            return Response(outcomes[0].png, media_type="image/png")
+        return _respond(server_state, names, outcomes, "segmentations", Segmented.to_json)
+
+    png_or_json = success_response(ExplainResponse, content=png)
 
     @app.post("/explain", responses={**png_or_json, **error_responses(*statuses, 501)}, **route_options)
     async def explain(
@@ -92,13 +128,15 @@ def _check_names(request: Request, *known: str) -> None:
             raise RequestError(422, printable(f"{request.url.path} has no parameter {name[:80]!r}{hint}"), "parameter")
 
 
-async def _run_images(server_state: ServerState, request: Request, job: Job | None = None) -> tuple[list[str], list[Any]]:
+async def _run_images(
+    server_state: ServerState, request: Request, job: Job | None = None, finish: Finish | None = None
+) -> tuple[list[str], list[Any]]:
     """Return the file names and outcomes; if the client disconnects, its images are dropped."""
     batcher = server_state.batcher
     uploads = await read_images(request, batcher)
     names = [upload.name for upload in uploads]
     try:
-        images = batcher.submit([upload.content for upload in uploads], job)
+        images = batcher.submit([upload.content for upload in uploads], job, finish)
     except RequestError:
         batcher.reserve_bytes(-sum(len(upload.content) for upload in uploads))
         raise

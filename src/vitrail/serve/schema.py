@@ -42,6 +42,37 @@ class PredictResponse(BaseModel):
     predictions: list[ImagePrediction | ImageError]
 
 
+class RunLengths(BaseModel):
+    """A region as COCO writes it: run lengths of its pixels, column by column, as compressed text."""
+
+    size: list[int] = Field(min_length=2, max_length=2, description="Height and width.")
+    counts: str
+
+
+class PixelClass(BaseModel):
+    """A class that some pixels of an image have."""
+
+    label: str
+    value: int = Field(ge=0, description="Its value in a PNG of the classes.")
+    fraction: float = Field(ge=0, le=1, description="Fraction of the pixels.")
+    colour: str = Field(description="Its colour in a PNG, as #rrggbb.")
+    rle: RunLengths | None = Field(default=None, description="Its pixels, with ?output=rle.")
+
+
+class ImageSegmentation(BaseModel):
+    """The classes of the pixels of an image, the largest first."""
+
+    file: str
+    size: list[int] = Field(min_length=2, max_length=2, description="Height and width of the upright image.")
+    classes: list[PixelClass]
+    png: str = Field(default="", description="With ?output=mask or overlay, the PNG in Base64.")
+
+
+class SegmentResponse(BaseModel):
+    model: str
+    segmentations: list[ImageSegmentation | ImageError]
+
+
 class SaliencyMap(BaseModel):
     """Saliency of each patch, row by row from the top left; never negative."""
 

@@ -17,7 +17,7 @@ from vitrail.data.transforms import crop_window
 from vitrail.layers.position import Grid
 from vitrail.models.config import Pair
 
-MAX_BAND_NUMEL = 2**24  # numbers of a band of rows: 64 MiB, whatever the size of the image
+MAX_BAND_NUMEL = 2**20  # numbers of a band of rows: 4 MiB, whatever the size of the image; larger ones are no faster
 Window = tuple[float, float, float, float]  # the part of an image that an input shows: left, top, right, bottom
 
 

@@ -155,7 +155,8 @@ class SegmentationTask(Task):
             for batch in loader.batches(workers=workers):
                 outputs = model(batch.images.to(device)).float().cpu()
                 for index, logits in zip(batch.indices.tolist(), outputs, strict=True):
-                    rows[index] = self.compare(logits, loader.dataset.mask(index)).without_mask()
+                    if (mask := loader.mask(index)) is not None:
+                        rows[index] = self.compare(logits, mask).without_mask()
         finally:
             model.train(was_training)
         indices = gather(torch.tensor(list(rows), dtype=torch.int64))
@@ -186,6 +187,24 @@ class SegmentationTask(Task):
     def objects(self, predicted: Int16[ndarray, "h w"], has_objects: Bool[ndarray, " k"]) -> Int32[ndarray, "h w"]:
         """Return the object of each pixel of a predicted mask, from 1: the components of classes that have objects."""
         return connected_components(predicted, has_objects[predicted])
+
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> list[Int16[ndarray, "h w"]]:
+        """Return the masks of some images."""
+        return [dataset.mask(index) for index in indices.tolist()]
+
+    def image_scores(
+        self, outputs: Float[Tensor, "b k height width"], targets: Sequence[Int16[ndarray, "h w"]]
+    ) -> Float[Tensor, " b"]:
+        """Return the pixel accuracy of each image at its own size; an image without a counted pixel has 1."""
+        scores = []
+        for logits, mask in zip(outputs, targets, strict=True):
+            correct = sum(
+                int((labels == mask[band])[mask[band] != IGNORED].sum())
+                for band, labels, _ in self.predict_mask(logits, mask.shape)
+            )
+            counted = int((mask != IGNORED).sum())
+            scores.append(correct / counted if counted else 1.0)
+        return torch.tensor(scores, dtype=torch.float64)
 
     def stack_counts(self, rows: Sequence[ImageComparison]) -> tuple[Int[Tensor, "b k k"], Int[Tensor, "b k 3"], Tensor]:
         """Return the confusion matrices, the counts of the boundaries and the losses of images, which may be none."""
@@ -237,6 +256,12 @@ class SegmentationTask(Task):
     def predictions(self, outputs: Float[Tensor, "b k height width"], top_k: int) -> list[SegmentationPrediction]:
         """Return predictions at the size of the model's input, of images whose own sizes are not known."""
         return [self.mask_prediction(mask) for mask in classes_of_pixels(outputs).numpy()]
+
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> list[SegmentationPrediction]:
+        """Return the fractions of the classes alone, of the pixels that count: masks are not saved."""
+        predicted = saved["confusion"].sum(1).double()
+        fractions = predicted / predicted.sum(1, keepdim=True).clamp(min=1)
+        return [SegmentationPrediction(classes=dict(zip(self.class_names, row, strict=True))) for row in fractions.tolist()]
 
     def probabilities(self, outputs: Float[Tensor, "b k height width"]) -> Float[Tensor, "b k height width"]:
         return outputs.softmax(1)

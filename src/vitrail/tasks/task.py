@@ -155,6 +155,10 @@ class Task(ABC):
         """Return the metrics of a whole split."""
         raise NotImplementedError
 
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> Any:
+        """Return the targets of some images for ``image_scores``."""
+        return self.targets(dataset, indices)
+
     def image_scores(self, outputs: Tensor, targets: Any) -> Float[Tensor, " b"]:
         """Return how well each image is predicted, as ``image_score`` describes it, for tests whose images change."""
         raise NotImplementedError
@@ -226,6 +230,10 @@ class Task(ABC):
     def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Prediction]:
         """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
+
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> Sequence[Prediction]:
+        """Return what is predicted for each image, from the tensors that ``evaluate`` has returned and a run has saved."""
+        return self.predictions(saved[self.output_name], top_k)
 
     def dense_prediction(self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize) -> Prediction:
         """Return what is predicted for an image of this size, from finite outputs for its pixels, a band of rows at a time."""

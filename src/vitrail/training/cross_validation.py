@@ -15,7 +15,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
+from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, label_name
 from vitrail.data.sources.fold import Fold
 from vitrail.errors import VitrailError
 from vitrail.evaluation.fold_scores import Interval, mean_interval, pooled_scores
@@ -206,9 +206,8 @@ def _clip(interval: Interval) -> Interval:
 def _pooled(folds: Sequence[_FoldPredictions]) -> dict[str, Any]:
     """Return the metrics of all predictions together."""
     task, pooled = folds[0].task, _concatenate([each.arrays for each in folds])
-    outputs = pooled[task.output_name]
-    metrics, intervals = pooled_scores(task, outputs, pooled[task.target_name])
-    return {"images": len(outputs), **metrics, "intervals": intervals}
+    metrics, intervals = pooled_scores(task, pooled)
+    return {"images": len(pooled["indices"]), **metrics, "intervals": intervals}
 
 
 def _concatenate(folds: Sequence[dict[str, ndarray]]) -> dict[str, Tensor]:
@@ -223,8 +222,8 @@ def _csv_lines(folds: Sequence[_FoldPredictions]) -> Iterator[bytes]:
     truths, columns = list(_truth(first.data.test, 0)), first.task.columns(TOP_K) if has_predictions else []
     yield csv_line(["file", *truths, "fold", *columns])
     for each in folds:
-        outputs, indices = torch.from_numpy(each.arrays[each.task.output_name]), each.arrays["indices"].tolist()
-        predictions = each.task.predictions(outputs, TOP_K) if has_predictions else [Prediction()] * len(indices)
+        indices, saved = each.arrays["indices"].tolist(), _concatenate([each.arrays])
+        predictions = each.task.saved_predictions(saved, TOP_K) if has_predictions else [Prediction()] * len(indices)
         for index, prediction in zip(indices, predictions, strict=True):
             cells, test = prediction.cells(), each.data.test
             yield csv_line(
@@ -233,9 +232,14 @@ def _csv_lines(folds: Sequence[_FoldPredictions]) -> Iterator[bytes]:
 
 
 def _truth(dataset: Dataset, index: int) -> dict[str, Any]:
-    """Return what is true of an image by column: its class, its classes separated by semicolons, or its numbers."""
+    """Return what is true of an image by column: its class, its classes separated by semicolons, its numbers, or the fraction
+    of its counted pixels that each class has."""
     if (label_sets := dataset.label_sets) is not None:
         return {"true_labels": ";".join(dataset.class_names[label] for label in label_sets.classes_of(index))}
+    if dataset.has_mask_targets:
+        mask = dataset.mask(index)
+        counted = max(int((mask != IGNORED).sum()), 1)
+        return {f"true_{name}": float((mask == label).sum() / counted) for label, name in enumerate(dataset.class_names)}
     if dataset.target_names:
         numbers = np.atleast_1d(dataset.target(index)).tolist()
         return {f"true_{name}": number for name, number in zip(dataset.target_names, numbers, strict=True)}

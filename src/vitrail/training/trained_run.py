@@ -30,8 +30,9 @@ class TrainedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the best weights, on test, or on validation if there is no test split."""
-        return {name: float(value) for name, value in self.result[self.result["reported_on"]].items()}  # NaN is text in JSON
+        """The metrics of the best weights, on test, or on validation without a test split; ``result`` has those of classes."""
+        values = self.result[self.result["reported_on"]]
+        return {name: float(value) for name, value in values.items() if not isinstance(value, dict)}  # NaN is text in JSON
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:

@@ -25,7 +25,19 @@ from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.registry import model_task
-from vitrail.weights.convert import huggingface, inspect, mae, official, segmenter, timm, timm_folder, timm_writer, torchvision
+from vitrail.tasks.segmentation_eomt import EoMT
+from vitrail.weights.convert import (
+    huggingface,
+    huggingface_eomt,
+    inspect,
+    mae,
+    official,
+    segmenter,
+    timm,
+    timm_folder,
+    timm_writer,
+    torchvision,
+)
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.model_folder import (
@@ -50,8 +62,8 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
     """Write a model folder, or the same weights in the official, timm, huggingface, torchvision or segmenter format.
 
     A model with a decoder is written with it: in our folder next to the encoder; an MAE also in the published format or as
-    Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU and
-    the kinds of models that no tensor shows. Segmenter's is a folder.
+    Hugging Face's ViTMAE, and an EoMT as theirs. timm's is a file, or a folder if the path has no suffix; only the folder
+    records the GELU and the kinds of models that no tensor shows. Segmenter's is a folder.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
     training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so of a loaded model's only the task and its
     state, such as thresholds, are saved by default.
@@ -158,7 +170,10 @@ def _write_model_folder(model: nn.Module, folder: Path, training: dict[str, Any]
 def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
     config, tensors = _converted(model, "huggingface")
     metadata, encoder = {}, get_encoder(model)
-    if encoder is model:
+    if isinstance(model, EoMT):
+        config_file = {"config.json": huggingface_eomt.config_file(model, encoder.class_names)}
+        sidecars = {**config_file, **huggingface.preprocessor_file(encoder.preprocess)}
+    elif encoder is model:
         several_labels = bool(model_task(encoder).config.several_labels)
         sidecars = huggingface.sidecar_files(config, encoder.preprocess, encoder.class_names, several_labels)
     else:
@@ -218,6 +233,10 @@ def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str,
         config, state = _with_learned_positions(encoder, format)
         converter.check_supported(config)
         return config, export_tensors(converter.tensor_maps(config), state)
+    if isinstance(model, EoMT) and format == "huggingface":
+        config, state = _with_learned_positions(encoder, format)
+        assert isinstance(config, ViTConfig)  # only a ViT has queries
+        return config, huggingface_eomt.export_model(model, config, state)
     masked = _require_mae(model, format)
     encoder_config, state = _with_learned_positions(encoder, format)
     assert isinstance(encoder_config, ViTConfig)

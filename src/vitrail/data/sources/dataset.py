@@ -166,6 +166,11 @@ class Dataset(ABC):
         return ()
 
     @property
+    def has_exact_masks(self) -> bool:
+        """Whether masks are made together with their images, so that none can be missing or wrong, and need not be checked."""
+        return False
+
+    @property
     def has_mask_targets(self) -> bool:
         """Whether the masks are to be predicted; then ``class_names`` are the ``mask_names``, and no image has a label."""
         return False
@@ -390,6 +395,10 @@ class Subset(DatasetView):
     @property
     def has_mask_targets(self) -> bool:
         return self.dataset.has_mask_targets
+
+    @property
+    def has_exact_masks(self) -> bool:
+        return self.dataset.has_exact_masks
 
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])

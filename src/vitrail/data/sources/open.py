@@ -19,6 +19,8 @@ from vitrail.config import override, validate
 from vitrail.data.image_index import index_images
 from vitrail.data.pack_reader import is_pack, read_pack
 from vitrail.data.sources.builtin import load_fashion
+from vitrail.data.sources.coco.coco_files import find_coco_files
+from vitrail.data.sources.coco.read_coco import read_coco_file, read_coco_folder
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns, choose_columns
 from vitrail.data.sources.content_split import SplitFractions, split_by_content_hash
 from vitrail.data.sources.dataset import (
@@ -231,6 +233,8 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
+        if self.labelled and self.columns.masks is not False and (files := find_coco_files(path)):
+            return read_coco_folder(path, files, self.progress)
         listing = scan_or_raise(path, self.progress)
         if (pairs := pair_masks(listing)) is not None:
             if self.columns.masks or (self.columns.masks is None and self.labelled):
@@ -245,6 +249,8 @@ class _Reader:
         suffix = path.suffix.lower()
         if suffix in TABLE_SUFFIXES:
             return read_table(path, self.columns, self.labelled)
+        if suffix == ".json":
+            return read_coco_file(path, self.labelled, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):
@@ -252,7 +258,7 @@ class _Reader:
         if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
             raise VitrailError(f"{path} is an archive; unpack it and name the folder")
         raise VitrailError(
-            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet or .tar file, or a pack"
+            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet, .json (COCO) or .tar file, or a pack"
         )
 
 

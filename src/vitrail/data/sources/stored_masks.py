@@ -24,7 +24,7 @@ MAX_8_BITS, MAX_16_BITS = 2**8 - 1, 2**16 - 1
 
 @runtime_checkable
 class MaskStore(Protocol):
-    """Where the PNGs of masks are. Reading one is thread-safe."""
+    """The PNGs of masks, wherever they are stored. Reading one is thread-safe."""
 
     def read_mask(self, index: int) -> bytes: ...
 

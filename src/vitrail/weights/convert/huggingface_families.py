@@ -56,6 +56,8 @@ FAMILIES = {
     "dinov2_with_registers": replace(DINOV2, position_resize="timm"),  # antialiased
     "tipsv2_vision_model": replace(DINOV2, origin="TIPSv2", position_resize="siglip2"),  # bilinear and antialiased too
     "dinov3_vit": Family("DINOv3", 1e-5),
+    "eomt": Family("DINOv2", 1e-6),
+    "eomt_dinov3": Family("DINOv3", 1e-6),
     "ijepa": Family("I-JEPA", 1e-12, pool="gap"),
     "vit_msn": Family("MSN", 1e-6),
     "deit": Family("DeiT", 1e-12),
@@ -90,7 +92,7 @@ RENAMES = [
     (r"^embeddings\.(cls_token|mask_token)$", r"\1"),
     (r"^embeddings\.class_embedding$", "cls_token"),
     (r"^(embeddings\.(distillation_token|register_tokens|detection_tokens)|register_tokens)$", "reg_token"),
-    (r"^embeddings\.position_embedding(s|\.weight)?$", "pos_embed"),
+    (r"^embeddings\.position_embeddings?(\.weight)?$", "pos_embed"),
     (r"^embeddings\.patch_embed(ding)?(s\.projection|s)?\.", "patch_embed.proj."),
     (r"^embeddings\.rms_norm\.", "patch_embed.norm."),
     (r"^encoder\.relative_position_bias\.", "shared_rel_pos."),

@@ -35,7 +35,7 @@ def convert_tower(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overri
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unread}
         left_out += unread
     facts, size = _facts(fields, family, tensors, classifies), _image_size(fields)
-    if model_type == "dinov3_vit":
+    if model_type in ("dinov3_vit", "eomt_dinov3"):
         facts = _with_rotary(facts, fields)
     if model_type == "yolos":
         _move_detection_tokens(tensors)

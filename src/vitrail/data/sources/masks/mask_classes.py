@@ -4,7 +4,7 @@ Without a legend the classes are the values that occur, named ``class 3``, or ``
 that can be nothing else; colours are named as ``#800000``. 255 is ignored if the other values are far below it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from vitrail.data.sources.dataset import IGNORED
 from vitrail.data.sources.masks.legend import Legend
 from vitrail.data.sources.masks.mask_file import MAX_VALUE, MaskValues, colour_text
 from vitrail.data.sources.masks.scan_values import ValueScan
+from vitrail.data.sources.masks.voc import palette_colour
 from vitrail.errors import VitrailError, did_you_mean
 
 MAX_CLASSES = 32767  # of an int16
@@ -27,6 +28,7 @@ BORDER_VALUES = {255: 192, MAX_VALUE: 32768}  # the value that is ignored, if al
 OUTSIDE = -2  # of a value that is no class and not ignored
 BINARY_NAMES = ("background", "foreground")
 THRESHOLD, NEAR_EXTREME, EXTREME_FRACTION = 128, 16, 0.95  # of masks of black and white with shades between them
+MANY_VALUES, RARE_FRACTION = 64, 0.001  # of values that are shades rather than classes
 LEGEND_HINT = "a legend beside the folders names them: classes.txt with one"
 
 
@@ -114,21 +116,22 @@ def find_classes(
     values = np.array(sorted(number), np.int32)
     numbers = np.array([number[value] for value in values.tolist()], np.int16)
     found = MaskClasses(tuple(named[value] for value in classes), by_colour, values, numbers, border, is_threshold)
-    return found, (_describe(found, classes, ignored, pixels, scan, how), *_outside_notes(found, pixels, legend, is_threshold))
+    notes = (_describe(found, classes, ignored, pixels, scan, how), *_outside_notes(found, pixels, legend, is_threshold))
+    return found, (*notes, *_doubts(found, pixels, classes, legend))
 
 
 def _is_by_colour(name: str, scan: ValueScan, legend: Legend | None) -> bool:
     """Return whether colours, not indices, stand for classes: if the masks have any, or palettes are those of the legend."""
     if legend is None or not legend.has_colours:
-        if legend is not None and legend.has_values and scan.num_coloured:
+        if legend is not None and legend.has_values and scan.has_colours:
             raise VitrailError(
                 f"{legend.source} names values, and {scan.num_coloured:,} masks of {name} have colours; name their colours, as "
                 "in `#800000 car`"
             )
-        return scan.num_coloured > 0
+        return scan.has_colours
     known = {entry.colour for entry in legend.entries}
     of_palettes = scan.palette is not None and any(colour in known and colour for colour in scan.colours)
-    return scan.num_coloured > 0 or of_palettes
+    return scan.has_colours or of_palettes
 
 
 def _is_black_and_white(pixels: Mapping[int, int], is_lossy: bool) -> bool:
@@ -277,3 +280,30 @@ def _outside_notes(found: MaskClasses, pixels: Mapping[int, int], legend: Legend
         f"masks have {what} that {legend.source} does not name: {listed}; add them, or ignore them: "
         f"ignore={','.join(found.value_text(value) for value in outside[:6])}",
     )
+
+
+def _doubts(found: MaskClasses, pixels: Mapping[int, int], classes: Sequence[int], legend: Legend | None) -> Iterator[str]:
+    """Yield what looks as if values were taken for classes that are none."""
+    if legend is None and found.by_colour and len(classes) > 1:
+        usual = {palette_colour(index): index for index in range(256)}
+        if all(value in usual for value in classes):
+            indices = ", ".join(str(usual[value]) for value in classes[:8]) + (" ..." if len(classes) > 8 else "")
+            yield f"the colours are those of the usual palette, of the indices {indices}: masks of indices were saved as RGB"
+    total = sum(pixels.values())
+    rare = sum(pixels.get(value, 0) < RARE_FRACTION * total for value in classes)
+    if legend is None and len(classes) > MANY_VALUES and 2 * rare > len(classes):
+        yield (
+            f"most of the {len(classes):,} values have less than {RARE_FRACTION:.1%} of the pixels each, as shades of "
+            "antialiasing or JPEG have, not classes; save masks as PNG, without interpolation"
+        )
+    for border, limit in BORDER_VALUES.items():
+        others = [value for value in classes if value != border]
+        if (
+            not found.by_colour
+            and border in classes
+            and len(others) > 1
+            and max(others) < limit
+            and not _is_level(border, others)
+        ):
+            share = pixels.get(border, 0) / max(total, 1)
+            yield f"{border} is read as a class, with {share:.1%} of the pixels; by custom it is ignored: ignore={border}"

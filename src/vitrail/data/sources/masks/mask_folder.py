@@ -39,7 +39,7 @@ class MaskFileDataset(ImageFileDataset):
 
     masks: Sequence[str]  # relative to the root
     classes: MaskClasses
-    objects: Sequence[str | None] = ()  # relative to the root; empty: there are none
+    objects: Sequence[str] = ()  # relative to the root; empty: there are none
 
     @property
     def mask_names(self) -> tuple[str, ...]:
@@ -55,9 +55,9 @@ class MaskFileDataset(ImageFileDataset):
             return self._upright(self.classes.encode(decode_mask(read_image_file(path))), index)
 
     def instances(self, index: int) -> Int32[ndarray, "h w"] | None:
-        if not self.objects or (name := self.objects[index]) is None:
+        if not self.objects:
             return None
-        path = self.root / name
+        path = self.root / self.objects[index]
         with _naming("mask of objects", path):
             objects = decode_mask(read_image_file(path))
             values = objects.indices()
@@ -125,7 +125,10 @@ def read_mask_folder(
     stems = [PurePath(image).stem for image in images]
     legend = find_legend(folders) or voc_legend(scan, stems)
     classes, class_notes = find_classes(str(root), scan, legend, ignore)
-    objects = [pairs.objects.get(image) for image in images] if pairs.objects else []
+    objects = [pairs.objects[image] for image in images if image in pairs.objects]
+    if 0 < len(objects) < len(images):
+        notes.append(f"objects are not told apart: {len(images) - len(objects):,} images have no mask of objects")
+        objects = []
     labels = np.full(len(images), -1, np.int64)
     dataset = MaskFileDataset(root, images, labels, classes.names, masks, classes, objects)
     splits = split_dataset(dataset, {split: len(of_split) for split, of_split in by_split.items()})

@@ -31,7 +31,7 @@ MASK_ENDINGS = (  # the first is preferred if an image has several
     "gtfine_labeltrainids", "labeltrainids", "gtfine_labelids", "labelids", "mask", "masks", "seg", "segmentation", "gt",
     "label", "labels", "annotation", "semantic", "trimap", "l", "p", "gtfine_color", "color",
 )  # fmt: skip
-OTHER_ENDINGS = ("instanceids", "instancetrainids")  # of files that are no masks of classes
+OTHER_ENDINGS = ("instanceids", "instancetrainids", ".overlay")  # of files that are no masks of classes
 IMAGE_ENDINGS = ("leftimg8bit", "image", "img", "rgb", "sat")
 PREFIXES = {"mask": ("mask", "label", "seg", "gt"), "image": ("image", "img")}
 SPLIT_AND_ROLE = re.compile(rf"({'|'.join(SPLIT_ALIASES)})[ _-]?({'|'.join((*IMAGE_WORDS, *MASK_WORDS))})")

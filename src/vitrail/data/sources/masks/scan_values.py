@@ -16,7 +16,7 @@ from vitrail.data.sources.masks.mask_file import MaskValues, decode_mask, pack_c
 from vitrail.errors import VitrailError
 from vitrail.system import available_cores
 
-CACHE_FORMAT = 1  # version of the cached arrays
+CACHE_FORMAT = 2  # version of the cached arrays
 MAX_SCANNED = 4000  # masks
 MAX_COLOURS = 4096  # distinct colours that are counted of one mask
 CHUNK = 64  # masks between two progress reports
@@ -31,8 +31,14 @@ class ValueScan:
     num_masks: int
     num_scanned: int
     num_coloured: int  # masks of colours that are not grey, and so have no indices
+    num_rgb: int  # masks that are stored as colours, also if they are grey
     num_lossy: int  # JPEGs
     palette: tuple[int, ...] | None  # the colours of indices 0 to 255, if all masks have the same palette
+
+    @property
+    def has_colours(self) -> bool:
+        """Whether colours, not indices, stand for classes: some are not grey, and most masks are stored as colours."""
+        return self.num_coloured > 0 and 2 * self.num_rgb > self.num_scanned
 
     @property
     def coverage(self) -> str:
@@ -62,6 +68,7 @@ class _Counted:
     indices: dict[int, int] | None  # None: it has colours
     colours: dict[int, int]
     palette: tuple[int, ...] | None
+    is_rgb: bool
     is_lossy: bool
 
 
@@ -93,6 +100,7 @@ def _scan(read: Callable[[int], bytes], chosen: ndarray, num_masks: int, progres
         num_masks,
         len(counted),
         sum(each.indices is None for each in counted),
+        sum(each.is_rgb for each in counted),
         sum(each.is_lossy for each in counted),
         palettes.pop() if len(palettes) == 1 else None,
     )
@@ -103,13 +111,13 @@ def _count(mask: MaskValues) -> _Counted:
     indices = mask.indices()
     palette = None if mask.palette is None else tuple(pack_colours(mask.palette).tolist())
     if indices is None:
-        return _Counted(None, dict(_most(count_runs(mask.values))), palette, mask.is_lossy)
+        return _Counted(None, dict(_most(count_runs(mask.values))), palette, mask.is_colour, mask.is_lossy)
     of_indices = count_runs(indices)
     colour_of = dict(zip(range(256), palette, strict=True)) if palette else {}
     colours = Counter[int]()
     for value, pixels in of_indices.items():
         colours[colour_of.get(value, min(value, 255) * 0x10101)] += pixels
-    return _Counted(of_indices, dict(colours), palette, mask.is_lossy)
+    return _Counted(of_indices, dict(colours), palette, mask.is_colour, mask.is_lossy)
 
 
 def _most(pixels: Mapping[int, int]) -> Iterable[tuple[int, int]]:
@@ -126,7 +134,7 @@ def count_runs(values: Int[ndarray, "h w"]) -> dict[int, int]:
 
 
 def _store(key: str, scan: ValueScan) -> None:
-    numbers = [scan.num_scanned, scan.num_coloured, scan.num_lossy]
+    numbers = [scan.num_scanned, scan.num_coloured, scan.num_rgb, scan.num_lossy]
     arrays = {name: np.array(list(getattr(scan, name).items()), np.int64).reshape(-1, 2) for name in ("indices", "colours")}
     arrays |= {"numbers": np.array(numbers, np.int64), "palette": np.array(scan.palette or (), np.int64)}
     cache.store_cached("mask_values", key, arrays)
@@ -138,8 +146,8 @@ def _load(key: str, num_masks: int) -> ValueScan | None:
         if cached is None:
             return None
         indices, colours = (dict(cached[name].reshape(-1, 2).tolist()) for name in ("indices", "colours"))
-        num_scanned, num_coloured, num_lossy = cached["numbers"].tolist()
         palette = tuple(cached["palette"].tolist()) or None
-        return ValueScan(indices, colours, num_masks, num_scanned, num_coloured, num_lossy, palette)
+        num_scanned, num_coloured, num_rgb, num_lossy = cached["numbers"].tolist()
+        return ValueScan(indices, colours, num_masks, num_scanned, num_coloured, num_rgb, num_lossy, palette)
     except (KeyError, ValueError, TypeError):
         return None

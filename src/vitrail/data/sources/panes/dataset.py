@@ -95,6 +95,10 @@ class PanesDataset(Dataset):
     def mask_names(self) -> tuple[str, ...]:
         return PANES_MASK_CLASSES
 
+    @property
+    def has_exact_masks(self) -> bool:
+        return True
+
     def mask(self, index: int) -> ndarray:
         return self.scene(index).mask.astype(np.int16)
 
