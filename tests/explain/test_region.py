@@ -48,7 +48,7 @@ def segmenter(preprocess: Preprocess | None = None, layers: tuple[int, ...] = ()
     return with_metadata_of(encoder, model).eval()
 
 
-def with_head(name: str, **changes: Any) -> Any:
+def with_head(name: Any, **changes: Any) -> Any:
     """Return a segmentation model with a head of its own blocks, or with queries in the last blocks of the encoder."""
     torch.manual_seed(0)
     encoder = small_vit(classes=0, **changes)
