@@ -263,3 +263,11 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(capsys: Capture, monkey
     for out in ("/proc/masks", "/proc/masks.json"):
         assert run(["predict", "run", "in", "--out", out]) == 1
         assert capsys.readouterr().err.startswith("vitrail: [Errno ")
+
+
+def test_several_views_are_averaged_and_a_folder_is_resumed_for_the_same_ones_only(capsys: Capture) -> None:
+    assert run(["predict", "run", "in", "--tta", "scales", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert [row["classes"] for row in rows] == [each.classes for each in expected(tta="scales")]
+    assert run(["predict", "run", "in", "--tta", "flip", "--out", "masks"]) == 0
+    assert run(["predict", "run", "in", "--tta", "scales", "--out", "masks"]) == 2

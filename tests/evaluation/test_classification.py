@@ -23,9 +23,9 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.calibration import compute_reliability, fit_temperature
 from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.tta import TTAPredictor, five_crop, without_crop
 from vitrail.inference.predict import predict
 from vitrail.inference.predictor import TorchPredictor
+from vitrail.inference.tta import TTAPredictor, five_crop, without_crop
 from vitrail.models.build import Model
 from vitrail.recipes.task_config import Classification
 from vitrail.tasks.classification import ClassificationTask, mean_scores

@@ -16,11 +16,11 @@ from vitrail.data.connected_components import connected_components
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import with_class_names
 from vitrail.errors import VitrailError
-from vitrail.evaluation import dense_tta
-from vitrail.evaluation.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.label_matching import match_masks
 from vitrail.evaluation.resampled import compare_resampled
+from vitrail.inference import dense_tta
+from vitrail.inference.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.panoptic_quality import panoptic_counts, panoptic_quality_per_class
@@ -146,6 +146,23 @@ def test_evaluation_with_several_views_differs_and_is_repeatable() -> None:
     values = {tta: evaluate(model, data, tta=tta).metrics["nll"] for tta in (None, "flip", "scales")}
     assert len(set(values.values())) == 3
     assert evaluate(model, data, tta="flip").metrics["nll"] == values["flip"]
+
+
+def test_masks_are_predicted_from_several_views_also_in_tiles() -> None:
+    model, data = random_segmenter(), masked_images()
+    plain = TorchPredictor(model)
+    files = [data.test.read(index) for index in range(4)]
+    for tta in ("flip", "scales"):
+        found = vitrail.predict(model, files, tta=tta)
+        given = vitrail.predict(DenseTTAPredictor(plain, tta), files)  # a predictor may be given itself
+        assert all(np.array_equal(first.mask, other.mask) for first, other in zip(found, given, strict=True))
+        assert any((first.mask != other.mask).any() for first, other in zip(found, vitrail.predict(model, files), strict=True))
+        assert [each.mask.shape for each in vitrail.predict(model, files, tta=tta, tile=(12, 15))] == [SIZE] * 4
+    confusion = np.zeros((3, 3), np.int64)
+    for index, prediction in enumerate(vitrail.predict(model, data.test, tta="scales")):
+        mask = data.test.mask(index)
+        np.add.at(confusion, (mask[mask >= 0], prediction.mask[mask >= 0]), 1)
+    assert confusion.tolist() == evaluate(model, data, tta="scales").details["confusion"]
 
 
 class Exported(Predictor):

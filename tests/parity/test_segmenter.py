@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from tests.reference_libraries import randomise_sharply
+from tests.reference_libraries import randomise_sharply, rename_tensors
 from vitrail.errors import VitrailError
 from vitrail.tasks.segmentation_model import LinearSegmenter, MaskTransformerSegmenter
 from vitrail.weights.convert.segmenter import parse_variant
@@ -188,6 +188,35 @@ def test_a_saved_model_of_ours_keeps_the_decoder(tmp_path: Path) -> None:
     theirs = build()
     vitrail.save(vitrail.load(write(theirs, tmp_path / "seg")), tmp_path / "ours")
     assert_equal(theirs, vitrail.load(tmp_path / "ours"))
+
+
+MMSEGMENTATION = {  # as in mmseg/models/backbones/vit.py and decode_heads/segmenter_mask_head.py
+    r"^encoder\.": "backbone.",
+    r"^decoder\.": "decode_head.",
+    r"^backbone\.norm\.": "backbone.ln1.",
+    r"patch_embed\.proj\.": "patch_embed.projection.",
+    r"\.blocks\.": ".layers.",
+    r"\.norm([12])\.": r".ln\1.",
+    r"\.attn\.qkv\.": ".attn.attn.in_proj_",
+    r"\.attn\.proj\.": ".attn.attn.out_proj.",
+    r"\.mlp\.fc1\.": ".ffn.layers.0.0.",
+    r"\.mlp\.fc2\.": ".ffn.layers.1.",
+    r"\.proj_dec\.": ".dec_proj.",
+    r"\.proj_(patch|classes)$": r".\1_proj.weight",
+}
+
+
+def test_mmsegmentations_file_has_the_same_model(tmp_path: Path) -> None:
+    theirs = build()
+    for module in theirs.encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6
+    state = {name: tensor for name, tensor in theirs.state_dict().items() if not name.startswith("encoder.head")}
+    state = {name: tensor.mT if "proj_patch" in name or "proj_cl" in name else tensor for name, tensor in state.items()}
+    torch.save({"meta": {"iter": 9}, "state_dict": rename_tensors(state, MMSEGMENTATION)}, tmp_path / "segmenter.pth")
+    ours: Any = vitrail.load(tmp_path / "segmenter.pth", grid=(3, 5))
+    assert_equal(theirs, ours)
+    assert ours.load_report.unused == ("meta",)
 
 
 def test_another_image_size_resizes_the_table_as_the_authors_do(tmp_path: Path) -> None:

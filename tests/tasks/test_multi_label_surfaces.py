@@ -20,13 +20,13 @@ from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.evaluation.tta import TTAPredictor
 from vitrail.exporters.output_scores import labelled_scores
 from vitrail.exporters.parity import ParityReport, require_accuracy
 from vitrail.exporters.quantise import quantise
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import TorchPredictor
+from vitrail.inference.tta import TTAPredictor
 from vitrail.models.vit import ViT
 from vitrail.serve.app import create_serve_app
 from vitrail.tasks.label_metrics import average_precision

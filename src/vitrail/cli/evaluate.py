@@ -1,7 +1,7 @@
 """``vitrail evaluate``: accuracy, loss and calibration with confidence intervals; several models with a paired test."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.evaluation_rows import MAX_PRINTED_ROWS, format_value, print_rows
@@ -18,11 +18,11 @@ from vitrail.cli.options import (
     SeparatorOption,
     SplitOption,
     TargetOption,
+    TTAOption,
     column_options,
     select_speedups,
     warn_about_compiling,
 )
-from vitrail.cli.panels import model_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -44,10 +44,7 @@ def evaluate(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     ignore: IgnoreOption = None,
-    tta: Annotated[
-        Literal["flip", "crops", "scales"] | None,
-        model_option(help="Test-time augmentation: average over the horizontal flip, ten crops, or of masks three scales."),
-    ] = None,
+    tta: TTAOption = None,
     batch: BatchOption = 64,
     compile: CompileOption = False,
     merge_tokens: MergeTokensOption = None,

@@ -110,6 +110,13 @@ OverlapOption = Annotated[
     float, model_option("--overlap", metavar="FRACTION", help="Fraction of a tile that its neighbour shows as well.")
 ]
 
+TTAOption = Annotated[
+    Literal["flip", "crops", "scales"] | None,
+    model_option(
+        "--tta", help="Test-time augmentation: average over the horizontal flip, ten crops, or of masks three scales."
+    ),
+]
+
 
 def parse_tile(text: str) -> "TileSize":
     """Parse ``auto``, ``none``, ``512`` or ``512x640``, which is height and width."""

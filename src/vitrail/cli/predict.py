@@ -23,6 +23,7 @@ from vitrail.cli.options import (
     OverlapOption,
     PredictorArgument,
     TileOption,
+    TTAOption,
     check_output_file,
     parse_tile,
     select_speedups,
@@ -78,6 +79,7 @@ def predict(
     image: ImageSizeOption = None,
     tile: TileOption = "none",
     overlap: OverlapOption = DEFAULT_OVERLAP,
+    tta: TTAOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
     json: JsonOption = False,
@@ -103,7 +105,7 @@ def predict(
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
     predictor = require_outputs(load_predictor(model, speedups=speedups, device=device))
     options = {"merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
-    job = PredictJob(model, predictor, names, top, batch, workers, parse_tile(tile), overlap, options, json)
+    job = PredictJob(model, predictor, names, top, batch, workers, parse_tile(tile), overlap, tta, options, json)
     has_masks = check_mask_output(predictor, out, folder, overlay, rows_per_file)
     warn_about_compiling(speedups)
     if out is not None and folder:

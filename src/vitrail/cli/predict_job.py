@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitrail.inference.predictor import Predictor
     from vitrail.inference.tiles import TileSize
+    from vitrail.inference.tta import TTAMode
 
 DEFAULT_OVERLAP = 0.25
 
@@ -25,19 +26,21 @@ class PredictJob:
     workers: int | None
     tile: "TileSize"
     overlap: float
+    tta: "TTAMode | None"
     options: dict[str, Any]  # of the model, which change its predictions
     json: bool
 
     def predictions(self, names: Sequence[str]) -> Generator[Any, None, None]:
         from vitrail.inference.predict import iter_predictions
 
-        return iter_predictions(self.predictor, names, self.top, self.batch, self.workers, self.tile, self.overlap)
+        return iter_predictions(self.predictor, names, self.top, self.batch, self.workers, self.tile, self.overlap, self.tta)
 
     def request(self) -> dict[str, Any]:
         """Return what the predictions depend on; a folder is resumed only for the same."""
         data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in self.names)).hexdigest()
         tiles = {} if self.tile in (None, "none") else {"tile": str(self.tile), "overlap": self.overlap}
-        return {"command": "predict", **self.options, **tiles, "weights": self.predictor.hash(), "data": data}
+        views = {} if self.tta is None else {"tta": self.tta}
+        return {"command": "predict", **self.options, **tiles, **views, "weights": self.predictor.hash(), "data": data}
 
 
 def format_counts(num_images: int, bad: int) -> str:

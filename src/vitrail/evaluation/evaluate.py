@@ -17,10 +17,10 @@ from vitrail.evaluation.multi_label import evaluate_multi_label
 from vitrail.evaluation.regression import evaluate_regression
 from vitrail.evaluation.segmentation import evaluate_segmentation
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
-from vitrail.evaluation.tta import TTAMode
-from vitrail.evaluation.with_tta import with_tta
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import require_outputs
+from vitrail.inference.tta import TTAMode
+from vitrail.inference.with_tta import with_tta
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask

@@ -20,6 +20,8 @@ from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.inference.run import iter_outputs
 from vitrail.inference.tiles import DEFAULT_OVERLAP, TileSize, choose_tiling
+from vitrail.inference.tta import TTAMode
+from vitrail.inference.with_tta import with_tta
 from vitrail.tasks.task import Prediction, Task
 
 DEFAULT_TOP_K, DEFAULT_BATCH_SIZE = 5, 32
@@ -33,6 +35,7 @@ def predict(
     workers: int | None = None,
     tile: TileSize = None,
     overlap: float = DEFAULT_OVERLAP,
+    tta: TTAMode | None = None,
 ) -> list[Any]:
     """Predict files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them, or a dataset.
 
@@ -43,10 +46,11 @@ def predict(
 
     ``tile``: predict masks of larger images in tiles of this height and width, in pixels of the image, a fraction ``overlap``
     of which a neighbour shows as well. ``"auto"``: tiles of the size of the training images, for images at least twice as
-    large. None: every image as a whole, as it is evaluated.
+    large. None: every image as a whole, as it is evaluated. ``tta``: the mean of several views of an image, as in
+    ``vitrail.evaluate``.
     """
     source = as_images(images)
-    return list(iter_predictions(model, source, top_k, batch_size, workers, tile, overlap)) if len(source) else []
+    return list(iter_predictions(model, source, top_k, batch_size, workers, tile, overlap, tta)) if len(source) else []
 
 
 def iter_predictions(
@@ -57,12 +61,14 @@ def iter_predictions(
     workers: int | None = None,
     tile: TileSize = None,
     overlap: float = DEFAULT_OVERLAP,
+    tta: TTAMode | None = None,
 ) -> Generator[Any, None, None]:
     """Yield predictions while the next images are read; errors other than bad images are raised at once."""
     source = as_images(images)
     if top_k < 1:
         raise VitrailError(f"top_k must be at least 1, got {top_k}; try top_k=5")
     predictor = require_outputs(load_predictor(model))
+    predictor = predictor if tta is None else with_tta(predictor, tta)
     tiling = choose_tiling(tile, overlap, predictor)
     if predictor.task.config.is_dense:
         return iter_dense_predictions(predictor, source, tiling, check_batch_size(batch_size), workers)

@@ -44,7 +44,7 @@ PATCH_PROJECTIONS = (
 # Of several models in one file, the one that its project evaluates.
 PREFERRED_PREFIXES = ("teacher.", "teacher_backbone.", "target_encoder.", "base_encoder.", "encoder_q.", "ema.")
 # Tensors next to an encoder by which its decoder is known, so that both are read: Segmenter's.
-DECODERS = {"encoder.": ("decoder.cls_emb", "decoder.head.weight")}
+DECODERS = {"encoder.": ("decoder.cls_emb", "decoder.head.weight"), "backbone.": ("decode_head.cls_emb",)}
 HEADS = ("head.", "heads.", "classifier.", "linear_head.")
 MODULE_PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "net.")  # in files without a patch projection
 

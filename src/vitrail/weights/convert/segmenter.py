@@ -1,4 +1,5 @@
-"""Convert Segmenter (Strudel et al. 2021): a ``checkpoint.pth`` of encoder and decoder, and the ``variant.yml`` next to it.
+"""Convert Segmenter (Strudel et al. 2021): a ``checkpoint.pth`` of encoder and decoder, and the ``variant.yml`` next to it;
+also mmsegmentation's with a mask transformer, which is only read.
 
 The encoder has timm's names, norms with epsilon 1e-5 and a classifier that is not used; the decoder is a linear layer for each
 patch or a mask transformer, as wide as the encoder, with 64 channels per head.
@@ -17,9 +18,9 @@ from vitrail.data.preprocess import Preprocess, imagenet_preprocess, vit_preproc
 from vitrail.errors import VitrailError
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.recipes.task_config import DecoderShape, Segmentation
-from vitrail.weights.convert import inspect, timm_vit
+from vitrail.weights.convert import inspect, mmpretrain, timm_vit
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
-from vitrail.weights.convert.rename import convert_renamed, refuse_unknown
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
 from vitrail.weights.convert.tensor_map import TensorMap, affine, import_tensors, permute
 from vitrail.weights.convert.timm_architectures import Architecture
 from vitrail.weights.convert.timm_names import to_timm_names
@@ -30,15 +31,24 @@ CLASSIFIER = re.compile(r"encoder\.head(_dist)?\.")  # of the encoder's pre-trai
 NUM_CLASSIFIER_OUTPUTS = 1000
 MASK_TRANSFORMER_LAYERS = {"proj_dec": "embed", "decoder_norm": "norm", "mask_norm": "mask_norm"}
 VARIANT = "variant.yml"
+MMSEGMENTATION = [  # its names of a mask transformer, after those of its layers
+    (r"^decode_head\.layers\.", "decoder.blocks."),
+    (r"^decode_head\.dec_proj\.", "decoder.proj_dec."),
+    (r"^decode_head\.(patch|classes)_proj\.weight$", r"decoder.proj_\1"),
+    (r"^decode_head\.", "decoder."),
+    (r"^(decoder\.blocks\.\d+)\.ln([12])\.", r"\1.norm\2."),
+]
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
     has_decoder = "decoder.cls_emb" in names or "decoder.head.weight" in names
-    return "encoder.patch_embed.proj.weight" in names and has_decoder
+    return ("encoder.patch_embed.proj.weight" in names and has_decoder) or _is_mmsegmentation(names)
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
     variant, assumed = parse_variant(sidecar.get(VARIANT, "")), list[str]()
+    mmsegmentation = _is_mmsegmentation(file)
+    file = _from_mmsegmentation(file) if mmsegmentation else file
     encoder = {
         name.removeprefix("encoder."): tensor
         for name, tensor in file.items()
@@ -46,10 +56,10 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     }
     facts = Architecture(
         heads=overrides.heads or _recorded_number(variant, "net_kwargs.n_heads"),
-        norm_eps=NORM_EPS,
+        norm_eps=1e-6 if mmsegmentation else NORM_EPS,
         gelu=overrides.gelu or "exact",
         pool=overrides.pool or "cls",
-        position_resize="segmenter",
+        position_resize="huggingface" if mmsegmentation else "segmenter",  # bicubic or bilinear, without antialiasing
     )
     tensors = to_timm_names(encoder)
     config, state, unused = convert_renamed(tensors, facts, overrides, assumed, _recorded_size(variant))
@@ -169,6 +179,22 @@ def check_supported(config: ViTConfig, task: Segmentation) -> None:
     present = next((feature for feature, is_present in features.items() if is_present), None)
     if present is not None:
         unsupported(present, "segmenter", instead)
+
+
+def _is_mmsegmentation(names: Mapping[str, Tensor]) -> bool:
+    return "backbone.patch_embed.projection.weight" in names and "decode_head.cls_emb" in names
+
+
+def _from_mmsegmentation(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of mmsegmentation's Segmenter in the names of the authors."""
+    backbone = {name.removeprefix("backbone."): tensor for name, tensor in file.items() if name.startswith("backbone.")}
+    head = {name: tensor for name, tensor in file.items() if not name.startswith("backbone.")}
+    renamed = {f"encoder.{name}": tensor for name, tensor in rename(backbone, mmpretrain.RENAMES).items()}
+    renamed |= rename(head, [*MMSEGMENTATION, *mmpretrain.RENAMES])
+    for part in ("decoder.proj_patch", "decoder.proj_classes"):  # weights of linear layers
+        if part in renamed:
+            renamed[part] = renamed[part].mT
+    return renamed
 
 
 def _infer_task(file: Mapping[str, Tensor], config: ViTConfig, assumed: list[str]) -> Segmentation:

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.evaluation.tta import TTAMode
 from vitrail.inference.predictor import Predictor, TorchPredictor
+from vitrail.inference.tta import TTAMode
 from vitrail.models.config import ViTConfig
 
 SCALES = (0.75, 1.0, 1.25)

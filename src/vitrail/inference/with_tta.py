@@ -1,8 +1,8 @@
 """Test-time augmentation by the task of a model."""
 
-from vitrail.evaluation.dense_tta import DenseTTAPredictor
-from vitrail.evaluation.tta import TTAMode, TTAPredictor
+from vitrail.inference.dense_tta import DenseTTAPredictor
 from vitrail.inference.predictor import Predictor, require_classifier, require_outputs
+from vitrail.inference.tta import TTAMode, TTAPredictor
 
 
 def with_tta(predictor: Predictor, mode: TTAMode) -> Predictor:
