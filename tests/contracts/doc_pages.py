@@ -17,6 +17,7 @@ from torch import nn
 
 import vitrail
 from vitrail.cli.main import run
+from vitrail.data.sources.dataset import Dataset
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +78,7 @@ def shorten(words: list[str]) -> list[str]:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create what the pages assume: labelled ``photos`` and a table with several labels of them, two runs, and checkpoints."""
+    """Create what the pages assume: labelled ``photos``, tables of them, images with masks, two runs, and checkpoints."""
     source = vitrail.open_dataset("fashion").train
     for name, label in FASHION_CLASSES.items():
         (folder / "photos" / name).mkdir(parents=True)
@@ -86,6 +87,7 @@ def prepare_folder(folder: Path) -> None:
             Image.fromarray(pixels[..., 0]).convert("RGB").resize((64, 64)).save(folder / "photos" / name / f"{number:03}.jpg")
     _write_tags(folder)
     _write_prices(folder)
+    _write_masks(folder / "garments", source)
     for name in ("mine", "other"):
         words = ["train", str(folder / "photos"), "--out", str(folder / "runs" / name), "--set", f"seed={len(name)}"]
         assert run(shorten(words)) == 0
@@ -117,6 +119,17 @@ def _write_prices(folder: Path) -> None:
         split = ("validation", "test", "train", "train")[number % 4]
         rows.append(f"{path.relative_to(folder)},{20 + number % 7 + number / 10:.2f},{number % 5 / 4},{split}")
     (folder / "prices.csv").write_text("\n".join(rows))
+
+
+def _write_masks(folder: Path, source: Dataset) -> None:
+    """Write images with a mask each, whose background is black."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for index in range(20):
+        pixels = np.asarray(source.read(index))[..., 0]
+        Image.fromarray(pixels).convert("RGB").save(folder / "images" / f"{index:03}.png")
+        Image.fromarray((pixels > 20).astype(np.uint8)).save(folder / "masks" / f"{index:03}.png")
+    (folder / "classes.txt").write_text("background\ngarment\n")
 
 
 def save_stand_in(file: Path, origin: Literal["timm", "official", "huggingface"], gelu: str) -> None:

@@ -80,6 +80,10 @@ class TaskConfig:
         """Whether what these settings add to the encoder has the shape of what others add."""
         return True
 
+    def with_decoder_of(self, other: "TaskConfig") -> "TaskConfig":
+        """Return the settings with a shape for what they add to the encoder that is that of others, if they can have it."""
+        return self
+
     def check(self, model: ModelConfig, augment: Policy) -> None:
         """Reject a model or an augmentation policy that the task cannot be trained with."""
         if not self.mixes and (augment.mixup or augment.cutmix):
@@ -277,14 +281,21 @@ class Segmentation(TaskConfig):
         return replace(self, classes=len(class_names))
 
     def has_decoder_of(self, other: TaskConfig) -> bool:
+        return isinstance(other, Segmentation) and self.decoder_shape == other.decoder_shape
+
+    def with_decoder_of(self, other: TaskConfig) -> "Segmentation":
+        return replace(self, **other.decoder_shape) if isinstance(other, Segmentation) else self
+
+    @property
+    def decoder_shape(self) -> dict[str, Any]:
+        """The settings that decide which weights the head has."""
         names = {
             "linear": ("layers", "subpatch"),
-            "eomt": ("num_queries", "query_blocks", "upscale_blocks"),
+            "eomt": ("query_blocks", "upscale_blocks"),
             "segmenter": ("decoder_depth", "decoder_width", "decoder_heads"),
         }[self.head]
-        return isinstance(other, Segmentation) and all(
-            getattr(self, name) == getattr(other, name) for name in ("head", "classes", *names)
-        )
+        shape = {name: getattr(self, name) for name in ("head", "classes", *names)}
+        return shape | ({"queries": self.num_queries} if self.head == "eomt" else {})
 
     @property
     def num_queries(self) -> int:

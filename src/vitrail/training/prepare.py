@@ -209,8 +209,11 @@ def prepare_finetuning(
     selected = get_recipe(recipe or learned.finetune_recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    prepared = _apply_options(_with_task(selected, task, learned), opened, options, progress)
-    if prepared.recipe.keep_head and not prepared.recipe.task.has_decoder_of(model_task(model).config):
+    selected, pretrained = _with_task(selected, task, learned), model_task(model).config
+    if selected.keep_head and (task is None or task.is_default):
+        selected = replace(selected, task=selected.task.with_decoder_of(pretrained))
+    prepared = _apply_options(selected, opened, options, progress)
+    if prepared.recipe.keep_head and not prepared.recipe.task.has_decoder_of(pretrained):
         prepared = replace(prepared, recipe=replace(prepared.recipe, keep_head=False))
     return _with_augmentation_note(prepared, options), model
 

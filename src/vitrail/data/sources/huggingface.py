@@ -7,7 +7,7 @@ No code of a dataset is executed, and the library is kept quiet: no telemetry, n
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
@@ -22,9 +22,11 @@ from numpy import ndarray
 from vitrail.data.class_names import deduplicate
 from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
-from vitrail.data.sources.dataset import Dataset, SourceSplits
+from vitrail.data.sources.dataset import Dataset, Progress, SourceSplits
 from vitrail.data.sources.download import open_url
 from vitrail.data.sources.labels import canonical_split
+from vitrail.data.sources.masks.hub_masks import find_mask_column, read_hub_masks
+from vitrail.data.sources.masks.legend import Legend, find_legend, read_legend
 from vitrail.data.sources.parquet import BATCH_ROWS, image_bytes_of_cell
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
@@ -38,11 +40,17 @@ from vitrail.data.sources.table_columns import (
 from vitrail.data.sources.table_targets import TargetColumns, missing_positives
 from vitrail.errors import VitrailError, first_line
 
+LEGEND_FILE = "id2label.json"
 TIMEOUT_SECONDS = 3.0  # seconds for the hub to respond; its client would retry for minutes
 
 
 def read_hf_dataset(
-    address: str | Path, columns: Columns = ANY_COLUMNS, labelled: bool = True, *, image: str | None = None
+    address: str | Path,
+    columns: Columns = ANY_COLUMNS,
+    labelled: bool = True,
+    *,
+    image: str | None = None,
+    progress: Progress | None = None,
 ) -> SourceSplits:
     """Read the splits of a dataset. ``columns`` names those of the targets, ``image`` one of images with an unusual name. If it
     need not be ``labelled``, a dataset without targets is read too."""
@@ -57,7 +65,7 @@ def read_hf_dataset(
             unreachable = "the hub cannot be reached and the dataset is not in the cache"
             reason = unreachable if offline else first_line(error)
             raise VitrailError(f"{address} cannot be {'downloaded' if from_hub else 'read'}: {reason}") from None
-        return _build_datasets(datasets, address, _named_splits(address, loaded), image, columns, labelled)
+        return _build_datasets(datasets, address, _named_splits(address, loaded), image, columns, labelled, progress)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -109,11 +117,18 @@ def _named_splits(address: object, loaded: Any) -> dict[str, Any]:
 
 
 def _build_datasets(
-    datasets: Any, address: object, splits: dict[str, Any], image: str | None, options: Columns, labelled: bool
+    datasets: Any,
+    address: object,
+    splits: dict[str, Any],
+    image: str | None,
+    options: Columns,
+    labelled: bool,
+    progress: Progress | None = None,
 ) -> SourceSplits:
     features = next(iter(splits.values())).features
     image_columns = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    image = _choose_image_column(address, features, image, image_columns)
+    mask = find_mask_column(address, image_columns) if options.masks is not False else None
+    image = _choose_image_column(address, features, image, [name for name in image_columns if name != mask])
     if image not in image_columns:
         raise VitrailError(
             f"the column {image} of {address} has no images; columns with images: {', '.join(image_columns) or 'none'}"
@@ -124,6 +139,14 @@ def _build_datasets(
         name = find_column(address, list(declared), None, LABEL_COLUMNS, "labels") or next(iter(declared))
         options = replace(options, labels=name)
     names = target_columns(address, list(others), options)
+    if mask is not None and (options.masks or (labelled and not options.targets and names is None)):
+        undecoded = {
+            split: rows.with_format(None).select_columns([image, mask])
+            .cast_column(image, datasets.Image(decode=False)).cast_column(mask, datasets.Image(decode=False))
+            for split, rows in splits.items()
+        }  # fmt: skip
+        origins = {split: _origin(address, split) for split in splits}
+        return read_hub_masks(address, undecoded, (image, mask), _find_legend(address), options.ignore, origins, progress)
     flags = [name for name, feature in others.items() if isinstance(feature, datasets.Value)]
     if any(rows.features[name] != features[name] for rows in splits.values() for name in (image, *(names or ()))):
         raise VitrailError(f"the splits of {address} differ in their classes; save them with the same features")
@@ -180,6 +203,18 @@ def _read_column(address: object, parts: Sequence[Any], name: str, max_values: i
 
 def _origin(address: object, split: str) -> str:
     return f"{address} ({split})" if split else str(address)
+
+
+def _find_legend(address: object) -> Legend | None:
+    """Return the classes of masks that a file beside the data names, such as ``id2label.json``."""
+    if not str(address).startswith("hf:"):
+        return find_legend([Path(str(address))])
+    from huggingface_hub import hf_hub_download
+
+    name, _ = _parse_address(str(address))
+    with suppress(Exception):  # most datasets have none, and the hub may be out of reach
+        return read_legend(Path(hf_hub_download(name, LEGEND_FILE, repo_type="dataset")))
+    return None
 
 
 # The library and the hub ---------------------------------------------------------------------------------------------

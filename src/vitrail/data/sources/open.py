@@ -215,7 +215,7 @@ class _Reader:
             note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
             return SourceSplits(_read_named(head, options, self.progress), (note,) if Path(head).exists() else ())
         if head == "hf":
-            return read_hf_dataset(name, self.columns, self.labelled)
+            return read_hf_dataset(name, self.columns, self.labelled, progress=self.progress)
         path = Path(name)
         if path.is_dir():
             return self._read_directory(path)
@@ -230,7 +230,7 @@ class _Reader:
 
     def _read_directory(self, path: Path) -> SourceSplits:
         if is_saved_dataset(path):
-            return read_hf_dataset(path, self.columns, self.labelled)
+            return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
         if self.labelled and self.columns.masks is not False and (files := find_coco_files(path)):

@@ -4,6 +4,8 @@ Indices are as stored, with 8 or 16 bits; of a palette, too, whose colours are o
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import EXIF_TRANSPOSES, MAX_IMAGE_PIXELS, SIDEWAYS_ORIENTATIONS, ImageSize, stored_size
-from vitrail.errors import first_line
+from vitrail.errors import VitrailError, first_line
 
 FORMATS = ("PNG", "TIFF", "BMP", "GIF", "PPM", "WEBP", "JPEG")
 MAX_VALUE = 65535  # of 16 bits
@@ -104,3 +106,14 @@ def as_its_image(mask: ndarray, image: bytes) -> ndarray:
     if sideways and mask.shape == (height, width):
         return np.asarray(Image.fromarray(mask.astype(np.int32)).transpose(EXIF_TRANSPOSES[orientation])).astype(mask.dtype)
     raise BadImage(f"is {mask.shape[1]} x {mask.shape[0]} pixels, and its image {upright[1]} x {upright[0]}")
+
+
+@contextmanager
+def naming_mask(kind: str, name: object) -> Iterator[None]:
+    """A context whose errors name the mask."""
+    try:
+        yield
+    except OSError as error:
+        raise VitrailError(f"its {kind} {name} cannot be read: {error.strerror or first_line(error)}") from None
+    except VitrailError as error:
+        raise BadImage(f"its {kind} {name} {error}") from None

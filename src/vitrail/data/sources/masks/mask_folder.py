@@ -23,12 +23,12 @@ from vitrail.data.sources.dataset import (
 from vitrail.data.sources.image_folder import split_dataset
 from vitrail.data.sources.masks.legend import find_legend
 from vitrail.data.sources.masks.mask_classes import MaskClasses, find_classes
-from vitrail.data.sources.masks.mask_file import as_its_image, decode_mask
+from vitrail.data.sources.masks.mask_file import as_its_image, decode_mask, naming_mask
 from vitrail.data.sources.masks.pair_masks import MaskPairs
 from vitrail.data.sources.masks.scan_values import scan_values
 from vitrail.data.sources.masks.voc import BORDER, read_lists, voc_legend
 from vitrail.data.sources.packed_strings import join_strings
-from vitrail.errors import VitrailError, first_line
+from vitrail.errors import VitrailError
 
 SPLITS = ("train", "validation", "test")
 
@@ -51,14 +51,14 @@ class MaskFileDataset(ImageFileDataset):
 
     def mask(self, index: int) -> Int16[ndarray, "h w"]:
         path = self.root / self.masks[index]
-        with _naming("mask", path):
+        with naming_mask("mask", path):
             return self._upright(self.classes.encode(decode_mask(read_image_file(path))), index)
 
     def instances(self, index: int) -> Int32[ndarray, "h w"] | None:
         if not self.objects:
             return None
         path = self.root / self.objects[index]
-        with _naming("mask of objects", path):
+        with naming_mask("mask of objects", path):
             objects = decode_mask(read_image_file(path))
             values = objects.indices()
             if values is None:
@@ -81,21 +81,6 @@ class MaskFileDataset(ImageFileDataset):
     def masks_key(self, indices: ndarray) -> bytes:
         """Return bytes that change with any of these masks."""
         return masks_key(self.root, [self.masks[index] for index in indices.tolist()])
-
-
-class _naming:
-    """A context whose errors name the mask."""
-
-    def __init__(self, kind: str, path: Path) -> None:
-        self.kind, self.path = kind, path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError):
-            raise VitrailError(f"its {self.kind} {self.path} cannot be read: {error.strerror or first_line(error)}") from None
-        if isinstance(error, VitrailError):
-            raise BadImage(f"its {self.kind} {self.path} {error}") from None
 
 
 def masks_key(root: Path, masks: Sequence[str]) -> bytes:

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 from vitrail.data.sources.dataset import LeftOutFile
@@ -34,7 +35,19 @@ MASK_ENDINGS = (  # the first is preferred if an image has several
 OTHER_ENDINGS = ("instanceids", "instancetrainids", ".overlay")  # of files that are no masks of classes
 IMAGE_ENDINGS = ("leftimg8bit", "image", "img", "rgb", "sat")
 PREFIXES = {"mask": ("mask", "label", "seg", "gt"), "image": ("image", "img")}
+
+
+def _stem_pattern(endings: Sequence[str], prefixes: Sequence[str]) -> re.Pattern[str]:
+    """Return what matches a name with one of the endings, the longest, or else one of the prefixes."""
+    longest_first = "|".join(sorted(endings, key=len, reverse=True))
+    return re.compile(rf"(?i)(?P<name>.+?)[_\-. ](?:{longest_first})|(?:{'|'.join(prefixes)})[_\-. ](?P<rest>.+)", re.DOTALL)
+
+
+MASK_STEM = _stem_pattern(MASK_ENDINGS, PREFIXES["mask"])
+IMAGE_STEM = _stem_pattern(IMAGE_ENDINGS, PREFIXES["image"])
 SPLIT_AND_ROLE = re.compile(rf"({'|'.join(SPLIT_ALIASES)})[ _-]?({'|'.join((*IMAGE_WORDS, *MASK_WORDS))})")
+
+MASK_FILE = re.compile(rf"(?i:(?:{'|'.join(SPLIT_ALIASES)})/)?[^/]*[_\-. ](?i:{'|'.join(MASK_ENDINGS[:-4])})\.\w+$")
 
 
 @dataclass
@@ -70,6 +83,8 @@ class _File:
 
 def pair_masks(listing: FolderListing) -> MaskPairs | None:
     """Return the images and masks below a folder; None if it has no such layout."""
+    if not _may_have_masks(listing):
+        return None
     files = [_classify(path) for path in listing.paths]
     roles = {file.role for file in files}
     if "mask" not in roles:
@@ -85,10 +100,23 @@ def pair_masks(listing: FolderListing) -> MaskPairs | None:
     return _pair(images, masks, [file for file in files if file.role == "object"])
 
 
+def _may_have_masks(listing: FolderListing) -> bool:
+    """Whether a folder is named as one of masks, or files outside of class folders are; a million images cost a second."""
+    folders = [folder for folder in listing.folders if folder.count("/") <= 1]
+    return any(_classify(f"{folder}/x").role == "mask" for folder in folders) or any(map(MASK_FILE.match, listing.paths))
+
+
 def _classify(path: str) -> _File:
     """Return the role and the split that the folders of a path tell."""
-    *folders, name = path.split("/")
+    folder, _, name = path.rpartition("/")
     stem = os.path.splitext(name)[0]
+    return _File(path, *_classify_folder(folder), os.path.splitext(stem)[0] if _has_image_ending(stem) else stem)
+
+
+@lru_cache(4096)
+def _classify_folder(path: str) -> tuple[Role, str, str]:
+    """Return role and split of the files in a folder, and the folders below those that tell them."""
+    folders = path.split("/") if path else []
     role: Role = ""
     split, used = "", 0
     for folder in folders[:2]:
@@ -102,13 +130,12 @@ def _classify(path: str) -> _File:
         else:
             break
         used += 1
-    rest = "/".join(folders[used:])
-    return _File(path, role, split, rest, os.path.splitext(stem)[0] if _has_image_ending(stem) else stem)
+    return role, split, "/".join(folders[used:])
 
 
 def _has_image_ending(stem: str) -> bool:
     """Whether a mask is named as its image with its ending: ``cat.jpg.png``."""
-    return os.path.splitext(stem)[1].lower() in IMAGE_SUFFIXES
+    return "." in stem and os.path.splitext(stem)[1].lower() in IMAGE_SUFFIXES
 
 
 def _roles_by_name(files: Sequence[_File]) -> Iterator[_File]:
@@ -117,8 +144,7 @@ def _roles_by_name(files: Sequence[_File]) -> Iterator[_File]:
     masks = [
         file
         for file in files
-        if not file.rest
-        and any((file.split, file.rest, key) in stems for key in list(_keys(file.stem, MASK_ENDINGS[:9], ()))[1:])
+        if not file.rest and any((file.split, file.rest, key) in stems for key in list(_keys(file.stem, MASK_STEM))[1:])
     ]
     paths = {mask.path for mask in masks}
     images = [file for file in files if file.path not in paths and not file.rest]
@@ -127,22 +153,17 @@ def _roles_by_name(files: Sequence[_File]) -> Iterator[_File]:
         yield from (replace(file, role="image") for file in images)
 
 
-def _keys(stem: str, endings: Sequence[str], prefixes: Sequence[str]) -> Iterator[str]:
-    """Yield the names by which a file is paired: its own, and without the endings and prefixes of its kind."""
+def _keys(stem: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    """Yield the names by which a file is paired: its own, and without the ending or the prefix of its kind."""
     yield stem
-    lower = stem.lower()
-    for ending in endings:
-        if lower.endswith(ending) and len(stem) > len(ending) + 1 and stem[-len(ending) - 1] in "_-. ":
-            yield stem[: -len(ending) - 1]
-    for prefix in prefixes:
-        if lower.startswith(prefix) and len(stem) > len(prefix) + 1 and stem[len(prefix)] in "_-. ":
-            yield stem[len(prefix) + 1 :]
+    if (match := pattern.fullmatch(stem)) is not None:
+        yield match["name"] or match["rest"]
 
 
 def _pair(images: Sequence[_File], masks: Sequence[_File], objects: Sequence[_File]) -> MaskPairs:
     by_key: dict[str, list[_File]] = defaultdict(list)
     for image in images:
-        for key in _keys(image.stem, IMAGE_ENDINGS, PREFIXES["image"]):
+        for key in _keys(image.stem, IMAGE_STEM):
             by_key[key].append(image)
     found: dict[str, list[tuple[int, _File]]] = defaultdict(list)  # image: its masks, with the rank of their endings
     orphans = []
@@ -172,7 +193,7 @@ def _pair(images: Sequence[_File], masks: Sequence[_File], objects: Sequence[_Fi
 
 def _find_image(mask: _File, by_key: dict[str, list[_File]]) -> tuple[int, _File] | None:
     """Return the image of a mask, and the rank of the ending by which it was found: the same name is best."""
-    for rank, key in enumerate(_keys(mask.stem, MASK_ENDINGS, PREFIXES["mask"])):
+    for rank, key in enumerate(_keys(mask.stem, MASK_STEM)):
         images = [image for image in by_key.get(key, ()) if not (image.split and mask.split) or image.split == mask.split]
         exact = [image for image in images if image.rest == mask.rest] or images
         if len({image.path for image in exact}) == 1:
