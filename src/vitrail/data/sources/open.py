@@ -139,6 +139,11 @@ class _Reader:
     class_names: Sequence[str] | None
     progress: Progress | None
 
+    @property
+    def reads_masks(self) -> bool:
+        """Whether the masks of images are targets, where there are any: if they are chosen, or targets are needed at all."""
+        return self.labelled if self.columns.masks is None else self.columns.masks
+
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
             return self._read_mapping(source)
@@ -233,11 +238,11 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
-        if self.labelled and self.columns.masks is not False and (files := find_coco_files(path)):
+        if self.reads_masks and (files := find_coco_files(path)):
             return read_coco_folder(path, files, self.progress)
         listing = scan_or_raise(path, self.progress)
         if (pairs := pair_masks(listing)) is not None:
-            if self.columns.masks or (self.columns.masks is None and self.labelled):
+            if self.reads_masks:
                 return read_mask_folder(path, pairs, self.columns.ignore, self.progress)
             if not self.labelled:
                 return SourceSplits(images_of_mask_folder(path, pairs))
@@ -250,7 +255,7 @@ class _Reader:
         if suffix in TABLE_SUFFIXES:
             return read_table(path, self.columns, self.labelled)
         if suffix == ".json":
-            return read_coco_file(path, self.labelled, self.progress)
+            return read_coco_file(path, self.reads_masks, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):
