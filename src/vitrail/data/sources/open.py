@@ -52,6 +52,7 @@ from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
 from vitrail.data.sources.user_dataset import as_dataset
+from vitrail.data.sources.yolo.read_yolo import find_yolo, read_yolo
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
@@ -138,6 +139,11 @@ class _Reader:
     columns: Columns
     class_names: Sequence[str] | None
     progress: Progress | None
+
+    @property
+    def reads_masks(self) -> bool:
+        """Whether the masks of images are targets, where there are any: if they are chosen, or targets are needed at all."""
+        return self.labelled if self.columns.masks is None else self.columns.masks
 
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
@@ -233,11 +239,14 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
-        if self.labelled and self.columns.masks is not False and (files := find_coco_files(path)):
-            return read_coco_folder(path, files, self.progress)
+        if self.reads_masks:
+            if files := find_coco_files(path):
+                return read_coco_folder(path, files, self.progress)
+            if (description := find_yolo(path)) is not None:
+                return read_yolo(description, progress=self.progress)
         listing = scan_or_raise(path, self.progress)
         if (pairs := pair_masks(listing)) is not None:
-            if self.columns.masks or (self.columns.masks is None and self.labelled):
+            if self.reads_masks:
                 return read_mask_folder(path, pairs, self.columns.ignore, self.progress)
             if not self.labelled:
                 return SourceSplits(images_of_mask_folder(path, pairs))
@@ -250,7 +259,9 @@ class _Reader:
         if suffix in TABLE_SUFFIXES:
             return read_table(path, self.columns, self.labelled)
         if suffix == ".json":
-            return read_coco_file(path, self.labelled, self.progress)
+            return read_coco_file(path, self.reads_masks, self.progress)
+        if suffix in (".yaml", ".yml"):
+            return read_yolo(path, self.reads_masks, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):

@@ -12,6 +12,7 @@ import vitrail
 from tests.data.coco_images import CATEGORIES, CLASSES, painted, random_annotations, write_coco, write_image
 from vitrail.data.mask_codes import encode_rle
 from vitrail.data.sources.coco import json_stream
+from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import IGNORED
 from vitrail.errors import VitrailError
@@ -283,3 +284,14 @@ def test_unlabelled_images_of_a_file(tmp_path: Path) -> None:
     data = vitrail.open_dataset(tmp_path / "a.json", labelled=False)
     assert sum(map(len, data.splits.values())) == 3
     assert not data.train.has_mask_targets
+
+
+def test_masks_that_are_chosen_are_read_where_no_labels_are_needed(tmp_path: Path) -> None:
+    """As segmentation opens its data, by option and when a run is resumed: the masks are the targets."""
+    annotations = _annotations(3, 4)
+    write_coco(tmp_path / "annotations.json", tmp_path / "images", annotations, SIZE)
+    for source in (tmp_path, tmp_path / "annotations.json"):
+        found = vitrail.open_dataset(source, columns=Columns(masks=True), labelled=False)
+        assert found.train.has_mask_targets
+        assert found.class_names == CLASSES
+        assert not vitrail.open_dataset(source, labelled=False).train.has_mask_targets
