@@ -25,6 +25,7 @@ CASES: dict[str, tuple[ViTConfig, dict[str, Any]]] = {
     "eomt, rotary": (replace(SMALL, position="rotary"), {"head": "eomt"}),
     "eomt, tables in every layer": (replace(SMALL, position_at="every-layer"), {"head": "eomt"}),
     "eomt, a bias of offsets": (replace(SMALL, relative_bias=RelativeBiasConfig("mlp")), {"head": "eomt"}),
+    "eomt, a table of offsets": (replace(SMALL, relative_bias=RelativeBiasConfig()), {"head": "eomt"}),
     "eomt, large": (LARGE, {"head": "eomt", "classes": 20}),
 }
 

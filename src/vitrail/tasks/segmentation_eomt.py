@@ -6,6 +6,7 @@ that turn tokens into masks. b images, n patches, t tokens, q queries, l query b
 none, y by x the grid of the masks, which is finer than that of the patches.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from vitrail.layers.position import Grid
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.cost.eomt import num_upscale_blocks
 from vitrail.models.vit import AttentionPositions, ViT
+from vitrail.tasks.query_segments import SegmentMap, find_segments
 
 SCORE_EPS = 1e-6  # the smallest score of a class, whose logarithm is finite
 
@@ -103,6 +105,12 @@ class EoMT(nn.Module):
     def query_logits(self, images: Float[Tensor, "b c height width"]) -> QueryLogits:
         """Return the class logits of each query (b q o) and those of its mask (b q y x)."""
         return self._predictions(images, None)[-1]
+
+    def segments(self, images: Float[Tensor, "b c height width"], stuff: Collection[int] = ()) -> list[SegmentMap]:
+        """Return the segments of each image, at the size of the input: things, and one for each class of ``stuff``."""
+        size = images.shape[2], images.shape[3]
+        logits = self.query_logits(images)
+        return [find_segments(*each, size, stuff) for each in zip(logits.classes, logits.masks, strict=True)]
 
     def _predictions(
         self, images: Float[Tensor, "b c height width"], unmasked: Bool[Tensor, "b l q"] | None

@@ -52,6 +52,7 @@ from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
 from vitrail.data.sources.user_dataset import as_dataset
+from vitrail.data.sources.yolo.read_yolo import find_yolo, read_yolo
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
@@ -238,8 +239,11 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
-        if self.reads_masks and (files := find_coco_files(path)):
-            return read_coco_folder(path, files, self.progress)
+        if self.reads_masks:
+            if files := find_coco_files(path):
+                return read_coco_folder(path, files, self.progress)
+            if (description := find_yolo(path)) is not None:
+                return read_yolo(description, progress=self.progress)
         listing = scan_or_raise(path, self.progress)
         if (pairs := pair_masks(listing)) is not None:
             if self.reads_masks:
@@ -256,6 +260,8 @@ class _Reader:
             return read_table(path, self.columns, self.labelled)
         if suffix == ".json":
             return read_coco_file(path, self.reads_masks, self.progress)
+        if suffix in (".yaml", ".yml"):
+            return read_yolo(path, self.reads_masks, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):

@@ -5,7 +5,7 @@ from math import log2, prod
 
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.cost import Cost, total_cost
-from vitrail.models.cost.counter import OpCounter
+from vitrail.models.cost.counter import OpCounter, Stage
 from vitrail.models.cost.segmentation import encoder_stages
 
 
@@ -16,9 +16,7 @@ def eomt_cost(
     if upscale_blocks is None:
         upscale_blocks = num_upscale_blocks(config.patch_stride)
     last = [f"block {config.depth - index}" for index in range(query_blocks)]
-    # a block with queries is that of a model with as many registers more
-    extended = replace(config, registers=config.registers + queries)
-    longer = {stage.name: stage for stage in encoder_stages(extended, (config.depth,), batch)}
+    longer = _with_registers(config, queries, batch)
     stages = [longer[stage.name] if stage.name in last else stage for stage in encoder_stages(config, (config.depth,), batch)]
     head = _query_head(config, classes, queries, upscale_blocks, query_blocks + 1)
     return total_cost((*stages, head.to_stage("head", batch, classes, *config.image)), config.tokens, config.grid)
@@ -27,6 +25,28 @@ def eomt_cost(
 def num_upscale_blocks(patch: Pair) -> int:
     """Return how many blocks, each of which doubles the resolution, bring patches to about four pixels; at least one."""
     return max(1, int(log2(max(patch))) - 2)
+
+
+def _with_registers(config: ViTConfig, queries: int, batch: int) -> dict[str, Stage]:
+    """Return the stages of a model with as many registers more, by name: its blocks are those with queries.
+
+    With registers there is no table of offsets, so that of a block is added, and its use in attention is not counted twice.
+    """
+    layers, has_table = (config.depth,), config.relative_bias is not None and config.relative_bias.kind == "table"
+    plain = replace(config, relative_bias=None) if has_table else config
+    extended = replace(plain, registers=config.registers + queries)
+    stages = zip(*(encoder_stages(each, layers, batch) for each in (config, plain, extended)), strict=True)
+    return {own.name: _add_difference(longer, own, without) for own, without, longer in stages}
+
+
+def _add_difference(longer: Stage, own: Stage, without: Stage) -> Stage:
+    return replace(
+        longer,
+        parameters=longer.parameters + own.parameters - without.parameters,
+        macs=longer.macs + own.macs - without.macs,
+        peak_bytes=longer.peak_bytes + own.peak_bytes - without.peak_bytes,
+        saved_bytes=longer.saved_bytes + own.saved_bytes - without.saved_bytes,
+    )
 
 
 def _query_head(config: ViTConfig, classes: int, queries: int, upscale_blocks: int, predictions: int) -> OpCounter:

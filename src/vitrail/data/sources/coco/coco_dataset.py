@@ -1,36 +1,21 @@
-"""Images with regions from a COCO file: filled polygons and run lengths, as one mask of classes. h high, w wide, k regions.
+"""Images with regions from a COCO file: filled polygons and run lengths, as one mask of classes. h high, w wide, k classes.
 
-Where no region is, the class is ``background``. Where regions overlap, the one with fewer pixels is on top, of two that are
-equally large the later one in the file. Crowds, which do not tell objects apart, are ignored where no other region is, and so
-are regions of a category that the file does not have.
+Where no region is, the class is ``background``. Crowds, which do not tell objects apart, are ignored where no other region is,
+and regions of a category that the file does not have are ignored.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from jaxtyping import Bool, Int16, Int32
+from jaxtyping import Int16, Int32
 from numpy import ndarray
 
 from vitrail.data.bad_image import BadImage
 from vitrail.data.decode import stored_size
-from vitrail.data.mask_codes import decode_rle, mask_box, rasterise
 from vitrail.data.sources.coco.coco_index import CocoIndex
 from vitrail.data.sources.dataset import IGNORED, ImageFileDataset
+from vitrail.data.sources.filled_regions import FilledRegion, fill_region, paint_classes, paint_objects
 from vitrail.data.sources.masks.mask_file import as_its_image
 from vitrail.errors import VitrailError
-
-
-@dataclass(frozen=True, eq=False)
-class FilledRegion:
-    """The pixels of an annotation: a window of the image, and which pixels in it are inside."""
-
-    number: int  # of the object, from 1; 0 for a crowd
-    category: int  # index of the category, -1 if there is none
-    is_crowd: bool
-    window: tuple[slice, slice]
-    inside: Bool[ndarray, "window_h window_w"]
-    area: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +59,14 @@ class CocoRegions(CocoImages):
 
     def mask(self, index: int) -> Int16[ndarray, "h w"]:
         size, regions = self._read_regions(index)
-        mask = np.full(size, self.background, np.int16)
-        for region in regions:
-            mask[region.window][region.inside] = IGNORED if region.is_crowd else self.classes[region.category]
-        return self.upright(mask, index)
+        return self.upright(paint_classes(regions, size, self.background), index)
 
     def instances(self, index: int) -> Int32[ndarray, "h w"]:
         size, regions = self._read_regions(index)
-        objects = np.zeros(size, np.int32)
-        for region in regions:
-            objects[region.window][region.inside] = region.number if region.category >= 0 else 0
-        return self.upright(objects, index)
+        return self.upright(paint_objects(regions, size), index)
 
     def _read_regions(self, index: int) -> tuple[tuple[int, int], list[FilledRegion]]:
-        """Return the size of the image as the file says, and its regions from the lowest to the one on top."""
+        """Return the size of the image as the file says, and its regions."""
         row = int(self.rows[index])
         annotations, categories = self.index.read(row), self.index.rows(row)[:, 0].tolist()
         height, width = self.index.sizes[row].tolist()
@@ -95,35 +74,14 @@ class CocoRegions(CocoImages):
             (height, width), _ = stored_size(self.read(index))
         regions = []
         for number, (annotation, category) in enumerate(zip(annotations, categories, strict=True), start=1):
+            is_crowd = bool(annotation.get("iscrowd"))
+            value = IGNORED if is_crowd else int(self.classes[category])
+            number = 0 if is_crowd or category < 0 else number
             try:
-                region = fill_region(annotation.get("segmentation"), (height, width))
+                region = fill_region(annotation.get("segmentation"), (height, width), value, number, is_below=is_crowd)
             except VitrailError as error:
                 where = f"{self.index.path}, annotation id {annotation.get('id')} of {self.paths[index]}"
                 raise BadImage(f"cannot be used: {where}: {error}") from None
             if region is not None:
-                is_crowd = bool(annotation.get("iscrowd"))
-                regions.append(FilledRegion(0 if is_crowd else number, category, is_crowd, *region))
-        return (height, width), sorted(regions, key=lambda region: (not region.is_crowd, -region.area, region.number))
-
-
-def fill_region(
-    region: Any, size: tuple[int, int]
-) -> tuple[tuple[slice, slice], Bool[ndarray, "window_h window_w"], int] | None:
-    """Return the window of a region, which of its pixels are inside, and their number; None if there are none."""
-    if not region:
-        return None
-    if isinstance(region, dict):
-        inside = decode_rle(region)
-        if inside.shape != size:
-            raise VitrailError(f"its run lengths are of {inside.shape[0]} x {inside.shape[1]} pixels, and the image has "
-                               f"{size[0]} x {size[1]}")  # fmt: skip
-    elif isinstance(region, list):
-        inside = rasterise([region] if isinstance(region[0], int | float) else region, size)
-    else:
-        raise VitrailError(f"a segmentation must be polygons or run lengths, got {str(region)[:60]!r}")
-    left, top, width, height = mask_box(inside)
-    if not width:
-        return None
-    window = slice(top, top + height), slice(left, left + width)
-    inside = inside[window].copy()
-    return window, inside, int(np.count_nonzero(inside))
+                regions.append(region)
+        return (height, width), regions
