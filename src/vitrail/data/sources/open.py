@@ -1,8 +1,8 @@
 """``vitrail.open_dataset``: open any dataset by path or name, or a user's own object, with train, validation and test splits.
 
-A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a dataset by name: ``fashion`` (embedded), ``panes``
-(synthetic; ``panes:train_size=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data
-download``). A named dataset can be reduced to a subset: ``fashion:train_size=500``.
+A folder, a CSV or Parquet file, COCO JSON, YOLO's ``data.yaml``, tar shards, a pack, ``hf:owner/name``, or a dataset by name:
+``fashion`` (embedded), ``panes`` (synthetic; ``panes:train_size=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``,
+``cifar100`` (after ``vitrail data download``). A named dataset can be reduced to a subset: ``fashion:train_size=500``.
 """
 
 import os
@@ -270,7 +270,8 @@ class _Reader:
         if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
             raise VitrailError(f"{path} is an archive; unpack it and name the folder")
         raise VitrailError(
-            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet, .json (COCO) or .tar file, or a pack"
+            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet, .tar, COCO's .json, YOLO's "
+            "data.yaml, or a pack"
         )
 
 
