@@ -252,7 +252,8 @@ class _Reader:
                 return SourceSplits(images_of_mask_folder(path, pairs))
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        return SourceSplits(splits, tuple(notes), ANY_COLUMNS if pairs is None else Columns(masks=False))
+        leaves_masks = self.columns.masks is False and (pairs is not None or bool(find_coco_files(path)) or find_yolo(path))
+        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_masks else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()

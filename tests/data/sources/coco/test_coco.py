@@ -299,6 +299,15 @@ def test_masks_that_are_chosen_are_read_where_no_labels_are_needed(tmp_path: Pat
         assert not vitrail.open_dataset(source, labelled=False).train.has_mask_targets
 
 
+def test_folders_of_classes_beside_a_coco_file_are_read_by_choice(tmp_path: Path) -> None:
+    """And again when the run is resumed, with the columns that it has recorded."""
+    write_coco(tmp_path / "annotations.json", tmp_path / "images", _annotations(3, 4), SIZE)
+    write_image(tmp_path / "cat/0.png", SIZE, 7)
+    data = vitrail.open_dataset(tmp_path, columns=Columns(masks=False))
+    assert data.class_names == ("cat", "images")
+    assert vitrail.open_dataset(tmp_path, columns=data.columns).class_names == data.class_names
+
+
 def test_files_of_splits_are_matched_by_the_names_of_their_categories(tmp_path: Path) -> None:
     """Whatever their ids in each file."""
     annotations = _annotations(0, 7)
