@@ -9,22 +9,25 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.small_models import small_config, small_vit
+from tests.small_models import PUBLISHED_KINDS, small_config, small_vit
 from vitrail.config import to_dict
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention, pooled_attention
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.gradient import logit_lens, signed_integrated_gradients
+from vitrail.explain.head_statistics import token_norms
 from vitrail.explain.region import RegionClassifier, region_classifier, region_weights
 from vitrail.explain.rollout import rollout
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
+from vitrail.layers.tap import record_activations
 from vitrail.models.build import with_metadata_of
 from vitrail.recipes.task_config import Segmentation
 from vitrail.tasks.dense import restored_bands
 from vitrail.tasks.registry import build_task, class_probabilities
 from vitrail.tasks.segmentation import SegmentationTask
-from vitrail.tasks.segmentation_model import LinearSegmenter
+from vitrail.tasks.segmentation_eomt import EoMT
+from vitrail.tasks.segmentation_model import LinearSegmenter, MaskTransformerSegmenter
 
 NAMES = ("sky", "tree", "road")
 KINDS: dict[str, dict[str, Any]] = {
@@ -42,6 +45,20 @@ def segmenter(preprocess: Preprocess | None = None, layers: tuple[int, ...] = ()
     encoder = model.encoder
     encoder.preprocess, encoder.class_names = preprocess or Preprocess((12, 15), 1.0, "stretch"), NAMES
     encoder.metadata = {"recipe": {"task": to_dict(Segmentation(classes=len(NAMES), layers=layers))}}
+    return with_metadata_of(encoder, model).eval()
+
+
+def with_head(name: Any, **changes: Any) -> Any:
+    """Return a segmentation model with a head of its own blocks, or with queries in the last blocks of the encoder."""
+    torch.manual_seed(0)
+    encoder = small_vit(classes=0, **changes)
+    model: Any = (
+        EoMT(encoder, 3, 4, 2, 1) if name == "eomt" else MaskTransformerSegmenter(encoder, 3, depth=2, width=16, heads=2)
+    )
+    for weight in model.head.parameters():
+        weight.data.add_(0.3 * torch.randn_like(weight))
+    encoder.preprocess, encoder.class_names = Preprocess((12, 15), 1.0, "stretch"), NAMES
+    encoder.metadata = {"recipe": {"task": to_dict(Segmentation(classes=3, head=name))}}
     return with_metadata_of(encoder, model).eval()
 
 
@@ -105,6 +122,40 @@ def test_every_method_explains_a_region_and_leaves_the_model_as_it_was(changes: 
         assert maps.any()
     assert all(not module._forward_hooks for module in model.modules())
     assert_close(model.eval()(images(2)), before)
+
+
+@pytest.mark.parametrize("head", ["segmenter", "eomt"])
+@pytest.mark.parametrize("changes", [{"registers": 1}, PUBLISHED_KINDS["bias by a table"]], ids=["registers", "bias"])
+def test_regions_of_other_heads(head: str, changes: dict[str, Any]) -> None:
+    """A head may have blocks of its own, whose attention is none of the encoder's, or add queries to the encoder's."""
+    model = with_head(head, **changes)
+    classifier = region_classifier(model, patch_mask(1, 2))
+    assert_close(classifier(images())[0], model(images())[0, :, 6:, 10:].mean((1, 2)))
+    for method in SALIENCY_METHODS:
+        maps = saliency(classifier, images(), method, torch.tensor([1]))
+        assert maps.shape == (1, 2, 3)
+        assert maps.any()
+    if head == "eomt":  # a mask transformer's cosines turn sharply near grey, which takes a thousand steps
+        attributions = signed_integrated_gradients(classifier, images(), torch.tensor([1]), steps=64)
+        difference = classifier(images()) - classifier(torch.zeros_like(images()))
+        assert_close(attributions.sum(), difference[0, 1], rtol=2e-2, atol=1e-3)
+    tokens = model.config.prefix_tokens + 6
+    rows = attention(classifier, images())
+    assert rows.shape == (4, 1, 3, tokens, tokens)
+    sums = rows.sum(-1).detach()
+    assert_close(sums[:2], torch.ones_like(sums[:2]))
+    assert bool((sums[2:] < 0.999).any()) == (head == "eomt")
+    assert token_norms(classifier, images()).shape == (5, 1, tokens)
+
+
+def test_attention_beside_queries_is_that_of_the_forward_pass() -> None:
+    model = with_head("eomt", **PUBLISHED_KINDS["bias by a table"])
+    classifier = region_classifier(model, patch_mask(0, 0))
+    with record_activations(model.encoder, "blocks.3.attention.weights") as recorded:
+        model(images())
+    (weights,) = recorded["blocks.3.attention.weights"]
+    assert weights.shape[-1] == 1 + 6 + 4
+    assert_close(attention(classifier, images(), layers=[3])[0], weights[..., :7, :7])
 
 
 def test_integrated_gradients_of_a_region_add_up_to_its_score() -> None:

@@ -19,6 +19,7 @@ from vitrail.models.speedup_config import Speedups
 from vitrail.models.speedups import speed_up
 from vitrail.models.token_reduced_vit import TokenReducedViT, shallow_copy
 from vitrail.models.vit import ViT
+from vitrail.tasks.segmentation_model import LinearSegmenter
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 
@@ -227,6 +228,8 @@ def test_models_without_tokens_to_merge_are_rejected() -> None:
         speed_up(larger_vit(position="relative"), merge_tokens=2)
     with pytest.raises(VitrailError, match="a ResNet has no tokens to merge"):
         speed_up(build("R50x1", stages=(1,), image=32, classes=3), drop_patches=0.5)
+    with pytest.raises(VitrailError, match="the model has a decoder, which needs all patches"):
+        speed_up(LinearSegmenter(larger_vit(), 3), merge_tokens=2)  # type: ignore[arg-type]
     with pytest.raises(VitrailError, match=r"speed_up needs a model, got 'runs/mine'; try vitrail\.load on it first"):
         speed_up("runs/mine", merge_tokens=2)  # type: ignore[arg-type]
     assert Speedups(image=(30, 35)) == replace(Speedups(), image=(30, 35))

@@ -25,7 +25,7 @@ from vitrail.training.step import train_step
 SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
 STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
-MASK_RECIPES = ("segment", "segment-small")
+MASK_RECIPES = {"segment": 0.65, "segment-small": 0.75, "segment-demo": 0.75}  # mean IoU; the first is for pretrained weights
 LONG = ("textbook", "augreg", "plain", "paper-imagenet21k", "resnet", *SSL_METHODS)  # take most of the steps, or are large
 
 
@@ -110,8 +110,8 @@ def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: s
     assert state.skipped_steps == 0
 
 
-@pytest.mark.parametrize("name", MASK_RECIPES)
-def test_every_recipe_for_masks_overfits_eight_images(name: str) -> None:
+@pytest.mark.parametrize(("name", "enough"), MASK_RECIPES.items())
+def test_every_recipe_for_masks_overfits_eight_images(name: str, enough: float) -> None:
     context = RecipeContext(
         "eight", num_images=10 * BATCH, classes=0, native_size=None, channels=3, class_names=PANES_MASK_CLASSES
     )
@@ -125,7 +125,7 @@ def test_every_recipe_for_masks_overfits_eight_images(name: str) -> None:
         train_step(state, task, batch, settings)
         if state.step % EVAL_EVERY == 0:
             scores = task.evaluate(state.eval_model, build_eval_loader(images, settings.preprocess, 8), workers=0)
-            if scores["miou"] > 0.75 or state.step == settings.steps:
+            if scores["miou"] > enough or state.step == settings.steps:
                 break
-    assert scores["miou"] > 0.75, f"after {state.step} steps: {scores['miou']:.1%}"
+    assert scores["miou"] > enough, f"after {state.step} steps: {scores['miou']:.1%}"
     assert state.skipped_steps == 0

@@ -12,7 +12,7 @@ from vitrail.training.prepare import RecipeOptions, prepare_finetuning
 @pytest.mark.parametrize(
     ("task", "layers"),
     [
-        (Segmentation(), (3, 6, 9, 12)),  # only named
+        (Segmentation(), (3, 6, 9, 12)),  # only named: the last of each quarter
         (Segmentation(dice_weight=0.5), ()),  # settings of its own
     ],
 )
@@ -21,6 +21,6 @@ def test_the_recipe_chooses_the_blocks_that_the_head_sees(task: Segmentation, la
     vitrail.save(vitrail.build(config), tmp_path)
     prepared, _ = prepare_finetuning(str(tmp_path), "panes:train_size=60,size=32", options=RecipeOptions(), task=task)
     assert isinstance(prepared.recipe.task, Segmentation)
-    assert prepared.recipe.task.layers == layers
+    assert prepared.recipe.task.head_layers(12) == layers
     assert prepared.recipe.task.classes == 2
     assert prepared.recipe.preprocess.fit == "stretch"

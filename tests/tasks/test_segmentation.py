@@ -203,6 +203,17 @@ def test_a_run_reports_its_metrics_at_the_sizes_of_the_images(trained: TrainedRu
     assert result["pixel_accuracy"] == pytest.approx((confusion.diag().sum() / confusion.sum()).item(), abs=1e-3)
 
 
+def test_evaluate_reproduces_the_result_of_a_run(trained: TrainedRun) -> None:
+    found = vitrail.evaluate(trained.folder, PANES)
+    repeated, result = dict(found.details["test"]), dict(trained.result["test"])
+    assert repeated.pop("loss") == pytest.approx(result.pop("loss"))
+    assert repeated == result
+    for row, expected in zip(found.details["classes"], trained.result["classes"], strict=True):
+        assert {name: row[name] for name in ("iou", "precision", "pixels")} == {
+            name: expected[name] for name in ("iou", "precision", "pixels")
+        }
+
+
 @pytest.mark.parametrize("at", quick_only(range(1, 13), 5, 12))
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(at: int, trained: TrainedRun, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):

@@ -145,6 +145,8 @@ class ProgressDisplay:
 def _targets_text(recipe: "Recipe", classes: int) -> str:
     if recipe.task.labelled:
         return f"{classes} classes"
+    if recipe.task.has_masks:
+        return f"{classes} classes of pixels"
     outputs = recipe.model.classes
     return f"{outputs} output{'s' * (outputs != 1)}" if recipe.task.has_targets else "without labels"
 

@@ -2,7 +2,8 @@
 
 Queries and keys are recorded at the kernel's input, so only the requested rows are computed, and never more at a time than
 ``ATTENTION_CHUNK_NUMEL`` weights. With merged tokens, each patch attends as its token does, and a token's weight is split over
-its patches; dropped patches have rows and columns of zeros. b images, l layers, h heads, q queries, t tokens.
+its patches; dropped patches have rows and columns of zeros. Where a head adds tokens of its own to some blocks, behind the
+patches, the weights of those are left out, so that rows sum to less than one. b images, l layers, h heads, q queries, t tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ def attention(
     patches, row by row.
     """
     vit = as_vit(model)
-    tokens = vit.config.prefix_tokens + _num_patches(vit, images)
+    tokens = count_tokens(vit, images)
     layer_indices = check_indices("layers", layers, len(vit.blocks))
     head_indices = check_indices("heads", heads, vit.config.heads)
     rows = check_indices("queries", queries, tokens)
@@ -93,6 +94,7 @@ def visit_attention_rows(
 ) -> None:
     """Call ``visit`` with the weights, layer by layer and some rows at a time, while the images pass the fused kernel."""
     recorded_queries: list[Tensor] = []
+    tokens = count_tokens(vit, images)
 
     def record_queries(q: Tensor) -> Tensor:
         q = q[:, heads]
@@ -111,13 +113,14 @@ def visit_attention_rows(
                 scores = scores + _relative_scores(relative, q[:, :, part], heads, rows[part])
             scores = scores * q.shape[-1] ** -0.5
             if bias is not None:  # never combined with merged tokens
-                scores = scores + bias[heads][:, rows[part]].to(scores.dtype)
+                own = F.pad(bias[heads][:, rows[part]], (0, scores.shape[-1] - tokens))
+                scores = scores + own.to(scores.dtype)
             if membership:
                 sizes, present = membership[-1].sum(dim=-1), membership[-1].sum(dim=1)[:, None, rows[part], None]
                 weights = (scores + sizes.log()[:, None, None].to(scores.dtype)).softmax(dim=-1)
                 visit(layer, part, split_over_patches(weights, membership[-1]) * present.to(scores.dtype))
             else:
-                visit(layer, part, scores.softmax(dim=-1))
+                visit(layer, part, scores.softmax(dim=-1)[..., :tokens])
         return k.new_empty(0)
 
     with eval_mode(vit), ExitStack() as stack:
@@ -214,9 +217,16 @@ def eval_mode(model: ViT) -> Iterator[None]:
 
 @contextmanager
 def visit_states(model: ViT, visit: Callable[[Float[Tensor, "b t d"]], None]) -> Iterator[None]:
-    """Pass on the tokens before the first block and after each."""
-    hooks = [block.register_forward_hook(lambda _, __, output: visit(output)) for block in model.blocks]
-    hooks.append(model.blocks[0].register_forward_pre_hook(lambda _, inputs: visit(inputs[0])))
+    """Pass on the tokens before the first block and after each, without those that a head adds behind them in later blocks."""
+    count = 0
+
+    def visit_first(tokens: Tensor) -> None:
+        nonlocal count
+        count = tokens.shape[1]
+        visit(tokens)
+
+    hooks = [block.register_forward_hook(lambda _, __, output: visit(output[:, :count])) for block in model.blocks]
+    hooks.append(model.blocks[0].register_forward_pre_hook(lambda _, inputs: visit_first(inputs[0])))
     try:
         yield
     finally:
@@ -231,6 +241,11 @@ def check_indices(name: str, indices: IndexSelection, size: int) -> list[int]:
     if wrong or not indices:
         raise VitrailError(f"{name} must be indices from 0 to {size - 1}, got {wrong[0] if wrong else 'none'}; try {name}=[0]")
     return [number % size for number in indices]
+
+
+def count_tokens(vit: ViT, images: Float[Tensor, "b c height width"]) -> int:
+    """Return the number of prefix tokens and patches."""
+    return vit.config.prefix_tokens + _num_patches(vit, images)
 
 
 def _num_patches(vit: ViT, images: Tensor) -> int:

@@ -18,6 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.explain.attention import (
     as_vit,
     check_indices,
+    count_tokens,
     eval_mode,
     pad_pooled_prefix,
     pooling_weights,
@@ -62,9 +63,9 @@ def gradcam(
     finally:
         hook.remove()
     (gradient,) = torch.autograd.grad(score, recorded)
-    prefix = vit.config.prefix_tokens
-    channels = gradient[:, prefix:].mean(dim=1, keepdim=True)
-    cam = (recorded[0] * channels).sum(-1).relu().detach()
+    tokens = gradient.shape[1] if membership else count_tokens(vit, images)  # without those that a head adds
+    channels = gradient[:, vit.config.prefix_tokens : tokens].mean(dim=1, keepdim=True)
+    cam = (recorded[0][:, :tokens] * channels).sum(-1).relu().detach()
     return to_grid(vit, images, copy_to_patches(cam, membership[number]) if membership else cam)
 
 
@@ -146,7 +147,8 @@ def _pooled_relevance(vit: ViT, images: Tensor, classes: ClassIndices, normalise
         accumulator.multiply(mixing)
     attended, residual = accumulator.attended_and_residual
     weights = pooling_weights(vit, images) if last is None else last
-    result = (weights[:, None] @ attended)[:, 0]
+    tokens = weights.shape[1]
+    result = (weights[:, None] @ attended[:, :tokens, :tokens])[:, 0]
     if last is not None:
         result = result + (last * residual if residual.ndim == 2 else (last[:, None] @ residual)[:, 0])
     return to_grid(vit, images, result)

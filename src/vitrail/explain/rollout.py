@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, eval_mode
+from vitrail.explain.attention import as_vit, count_tokens, eval_mode
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, merge_matrix, track_merging
 from vitrail.layers.tap import record_activations
 
@@ -37,6 +38,7 @@ class RolloutAccumulator:
             weights.sum(dim=-1, keepdim=True) + 1 if self.normalise else weights.new_ones(weights.shape[0], weights.shape[1], 1)
         )
         attended, residual = weights / sums, 1 / sums
+        self._append_tokens(weights.shape[1])
         if self.membership:
             self._merge_rows(weights)
         self.num_layers += 1
@@ -48,6 +50,13 @@ class RolloutAccumulator:
         else:
             self._attended = attended @ self._attended + residual * self._attended + attended @ self._residual
             self._residual = residual * self._residual
+
+    def _append_tokens(self, count: int) -> None:
+        """Extend the product by tokens that join behind the others, which were no mixture of others before."""
+        if self.membership or self._attended is None or self._residual is None:
+            return
+        more = count - self._attended.shape[1]
+        self._attended, self._residual = F.pad(self._attended, (0, more, 0, more)), F.pad(self._residual, (0, more), value=1.0)
 
     def _merge_rows(self, like: Tensor) -> None:
         """Merge rows up to the next layer: before the first, each token is its members."""
@@ -80,7 +89,10 @@ class RolloutAccumulator:
 def rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], fuse: HeadFusion = "mean", discard: float = 0.0
 ) -> Float[Tensor, "b t t"]:
-    """Return the rollout, rows that sum to one. ``discard``: fraction of each layer's weights, the smallest, set to zero."""
+    """Return the rollout, rows that sum to one; less if a head adds tokens to the last blocks, whose columns are left out.
+
+    ``discard``: fraction of each layer's weights, the smallest, set to zero.
+    """
     if not 0 <= discard < 1:
         raise VitrailError(f"discard must be a fraction from 0 to below 1, got {discard}; try discard=0.9")
     vit = as_vit(model)
@@ -96,7 +108,8 @@ def rollout(
     ):
         accumulator = RolloutAccumulator(membership)
         vit.features(images)
-    return accumulator.product
+    tokens = count_tokens(vit, images)
+    return accumulator.product[:, :tokens, :tokens]
 
 
 def fuse_heads(weights: Float[Tensor, "b h t t"], fusion: HeadFusion) -> Float[Tensor, "b t t"]:

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 from vitrail.models.config import format_size
 from vitrail.models.cost.token_merging import merges_for_speedup
 from vitrail.models.speedup_config import Speedups
@@ -40,6 +40,8 @@ def _reduce_tokens(model: Model, speedups: Speedups) -> Model:
     """Return a token-reduced model, or the model itself if nothing is to be merged or dropped."""
     if not speedups.drop_patches and speedups.merge_tokens in (0, "1x"):
         return model
+    if get_encoder(model) is not model:
+        raise VitrailError("the model has a decoder, which needs all patches; leave merge_tokens and drop_patches out")
     if not isinstance(model, ViT):
         raise VitrailError("a ResNet has no tokens to merge and no patches to drop; load a Vision Transformer or a hybrid")
     if model.config.position == "relative" or model.config.relative_bias:

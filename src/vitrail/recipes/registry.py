@@ -13,6 +13,7 @@ from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet
 from vitrail.recipes.pretrain import mae, masked_patch, simmim
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.segment import segment
+from vitrail.recipes.segment_demo import segment_demo
 from vitrail.recipes.segment_small import segment_small
 from vitrail.recipes.small import small
 
@@ -22,6 +23,7 @@ RECIPES: dict[str, Callable[[RecipeContext], Recipe]] = {
     "finetune": finetune,
     "segment": segment,
     "segment-small": segment_small,
+    "segment-demo": segment_demo,
     "paper-imagenet": paper_imagenet,
     "paper-imagenet21k": paper_imagenet21k,
     "paper-jft": paper_jft,

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from vitrail.augment.policy import get_policy
-from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
 from vitrail.recipes.recipe import Optim, Recipe, Schedule
 from vitrail.recipes.task_config import Segmentation
@@ -28,12 +27,7 @@ def segment(context: RecipeContext) -> Recipe:
         augment=get_policy("jitter"),
         optim=Optim(name="adamw", lr=3e-4, weight_decay=0.05, grad_clip=1.0, layer_decay=0.8, head_lr_scale=3.0),
         schedule=Schedule("cosine", warmup_steps=capped_warmup(500, steps)),
-        task=Segmentation(classes=len(context.class_names), layers=_quarters(fields["model"])),
+        task=Segmentation(classes=len(context.class_names), layers="quarters"),
         eval_every=interval(steps, 10),
         checkpoint_every=interval(steps, 10),
     )
-
-
-def _quarters(model: ModelConfig) -> tuple[int, ...]:
-    """Return the blocks at the end of each quarter of a ViT."""
-    return tuple(sorted({-(-model.depth * part // 4) for part in range(1, 5)})) if isinstance(model, ViTConfig) else ()

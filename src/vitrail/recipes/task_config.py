@@ -1,6 +1,6 @@
 """Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal
@@ -43,6 +43,7 @@ class TaskConfig:
     has_masks: ClassVar[bool] = False  # whether the targets are masks
     train_recipe: ClassVar[str] = "small"  # recipe to train with unless another is named, from random weights
     finetune_recipe: ClassVar[str] = "finetune"  # and from pretrained ones
+    demos: ClassVar[Mapping[str, str]] = {}  # by dataset, recipes that train on it in minutes
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
     def __post_init__(self) -> None:
@@ -141,6 +142,7 @@ class Classification(TaskConfig):
     label_smoothing: float = 0.0
     balanced_loss: bool = False  # weight classes inversely to their frequency
     several_labels: ClassVar[bool | None] = False
+    demos: ClassVar[Mapping[str, str]] = {"fashion": "demo"}
 
     def __post_init__(self) -> None:
         validate(self)
@@ -229,7 +231,8 @@ class Segmentation(TaskConfig):
     kind: Literal["segmentation"] = "segmentation"
     head: Literal["linear", "eomt", "segmenter"] = "linear"
     classes: int = 0  # of the dataset
-    layers: tuple[int, ...] = ()  # linear only: blocks whose tokens it sees, from 1; empty: the last
+    # linear only: blocks whose tokens it sees, from 1; empty: the last; quarters: the last of each quarter of the blocks
+    layers: tuple[int, ...] | Literal["quarters"] = ()
     subpatch: bool = True  # linear only: logits of every pixel; false: of every patch, without a norm, and interpolated
     decoder_depth: int = 2  # segmenter only: number of its blocks
     decoder_width: int | None = None  # segmenter only, as the next; None: the encoder's
@@ -249,6 +252,7 @@ class Segmentation(TaskConfig):
     has_masks: ClassVar[bool] = True
     train_recipe: ClassVar[str] = "segment-small"
     finetune_recipe: ClassVar[str] = "segment"
+    demos: ClassVar[Mapping[str, str]] = {"panes": "segment-demo"}
     decoder_note: ClassVar[str] = "predict the class of each pixel"
 
     def __post_init__(self) -> None:
@@ -266,7 +270,11 @@ class Segmentation(TaskConfig):
                 raise VitrailError(f"task.{name} must be at least 1, got {value}; try task.{name}=4")
         if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
             raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
-        if self.layers and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers))):
+        if (
+            isinstance(self.layers, tuple)
+            and self.layers
+            and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers)))
+        ):
             raise VitrailError(
                 f"task.layers must be numbers of blocks from 1, in rising order, got {self.layers}; try task.layers=8,12"
             )
@@ -285,6 +293,12 @@ class Segmentation(TaskConfig):
 
     def with_decoder_of(self, other: TaskConfig) -> "Segmentation":
         return replace(self, **other.decoder_shape) if isinstance(other, Segmentation) else self
+
+    def head_layers(self, depth: int) -> tuple[int, ...]:
+        """Return the blocks whose tokens the linear head of a model of this depth sees; none: the last one."""
+        if isinstance(self.layers, tuple):
+            return self.layers
+        return tuple(sorted({-(-depth * quarter // 4) for quarter in range(1, 5)}))
 
     @property
     def decoder_shape(self) -> dict[str, Any]:
@@ -316,9 +330,9 @@ class Segmentation(TaskConfig):
         super().check(model, augment)
         if not isinstance(model, ViTConfig):
             raise VitrailError("segmentation needs the patches of a ViT, and the model is a ResNet; try model=S/16")
-        if self.layers and self.layers[-1] > model.depth:
+        if (last := max(self.head_layers(model.depth), default=0)) > model.depth:
             raise VitrailError(
-                f"task.layers must be at most {model.depth}, the model's blocks, got {self.layers[-1]}; try task.layers="
+                f"task.layers must be at most {model.depth}, the model's blocks, got {last}; try task.layers="
                 f"{max(model.depth // 2, 1)},{model.depth}"
             )
         if self.head == "eomt" and model.position == "relative":
@@ -345,7 +359,7 @@ class Segmentation(TaskConfig):
         decoder = self.decoder(model)
         if decoder is not None:
             return mask_transformer_cost(model, self.classes, decoder.depth, decoder.width, decoder.heads, batch_size)
-        return linear_segmenter_cost(model, self.classes, self.layers, batch_size, subpatch=self.subpatch)
+        return linear_segmenter_cost(model, self.classes, self.head_layers(model.depth), batch_size, subpatch=self.subpatch)
 
 
 @dataclass(frozen=True)

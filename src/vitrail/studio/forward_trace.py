@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window, normalise, resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, attention, eval_mode, pooled_attention, pooling_weights
+from vitrail.explain.attention import as_vit, attention, count_tokens, eval_mode, pooled_attention, pooling_weights
 from vitrail.explain.gradient import has_logit_lens, logit_lens
 from vitrail.explain.head_statistics import token_norms
 from vitrail.inference.predictor import require_preprocess
@@ -83,11 +83,6 @@ def attention_rows(model: nn.Module, images: Float[Tensor, "1 c height width"], 
     query = check_index("query", query, count_tokens(vit, images))
     arrays = {"rows": to_float32_array(attention(vit, images, queries=[query])[:, 0, :, 0])}
     return {"query": query}, check_finite_arrays(arrays)
-
-
-def count_tokens(vit: ViT, images: Float[Tensor, "b c height width"]) -> int:
-    grid = vit.grid(images)
-    return vit.config.prefix_tokens + grid[0] * grid[1]
 
 
 def top_classes(vit: ViT, probabilities: Float[Tensor, " k"], count: int = NUM_TOP_CLASSES) -> list[Metadata]:

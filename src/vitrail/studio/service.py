@@ -39,6 +39,11 @@ def saliency_of(model: Model, images: Tensor, method: str, target: int | None, p
     return saliency_with_curves(explained_model(model, images, pixel, target)[0], images, method, target)
 
 
+def attention_rows_of(model: Model, images: Tensor, query: int) -> View:
+    """Return the attention of a token, of a segmentation model as its head runs the encoder."""
+    return attention_rows(explained_model(model, images)[0], images, query)
+
+
 class ByteLRUCache:
     """LRU cache of responses, limited by total bytes."""
 
@@ -134,7 +139,7 @@ class StudioService:
         return self.cache.get(("trace", *self._versioned(model_ref), image, target, pixel), compute)
 
     def attention_rows(self, model_ref: ModelRef, image: str, query: int, cancel_event: Event | None = None) -> bytes:
-        return self._cached_view(model_ref, image, cancel_event, attention_rows, query)
+        return self._cached_view(model_ref, image, cancel_event, attention_rows_of, query)
 
     def saliency(
         self,
@@ -156,7 +161,8 @@ class StudioService:
         self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int, cancel_event: Event | None = None
     ) -> dict[str, Any]:
         with self.store.acquire(*model_ref, cancel_event) as model:
-            return attention_pair(model, self._preprocess(model, model_ref, image), layer, head, query, key)
+            images = self._preprocess(model, model_ref, image)
+            return attention_pair(explained_model(model, images)[0], images, layer, head, query, key)
 
     def ablate(
         self,

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.explain.ablate import ablate, shuffle_permutation
-from vitrail.explain.attention import as_vit, eval_mode, relative_bias
+from vitrail.explain.attention import as_vit, count_tokens, eval_mode, relative_bias
 from vitrail.explain.embeddings import patch_filters, position_kind, position_similarity
 from vitrail.explain.faithfulness import edge_map, faithfulness, random_map
 from vitrail.explain.head_statistics import head_statistics
@@ -30,7 +31,6 @@ from vitrail.studio.forward_trace import (
     check_index,
     class_label,
     count_classes,
-    count_tokens,
     resolve_target,
     to_float32_array,
     top_classes,
@@ -225,4 +225,7 @@ def _biases(
 ) -> Float[Tensor, " t"]:
     """Return what a relative bias adds to the scaled products."""
     bias = relative_bias(vit, vit.grid(images), layer)
-    return q.new_zeros(q.shape[0]) if bias is None else bias[head, query].to(q.dtype)
+    if bias is None:
+        return q.new_zeros(q.shape[0])
+    own = bias[head, query].to(q.dtype)
+    return F.pad(own, (0, q.shape[0] - own.shape[0]))  # tokens that a head adds have none

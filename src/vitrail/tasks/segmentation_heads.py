@@ -38,7 +38,7 @@ class Head:
 
 
 def _build_linear(encoder: ViT, config: Segmentation) -> nn.Module:
-    return LinearSegmenter(encoder, config.classes, config.layers, config.subpatch)
+    return LinearSegmenter(encoder, config.classes, config.head_layers(encoder.config.depth), config.subpatch)
 
 
 def _build_eomt(encoder: ViT, config: Segmentation) -> nn.Module:

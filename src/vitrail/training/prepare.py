@@ -153,8 +153,8 @@ def prepare_training(
     opened = _open(data, options, task, progress, group)
     task, learned = _learned_task(opened, task)
     context = dataset_context(opened, learned, model, image)
-    is_demo = context.data == "fashion" and model is None and image is None and isinstance(learned, Classification)
-    selected = _with_task(get_recipe(recipe or ("demo" if is_demo else learned.train_recipe), context), task, learned)
+    demo = learned.demos.get(context.data) if model is None and image is None else None
+    selected = _with_task(get_recipe(recipe or demo or learned.train_recipe, context), task, learned)
     prepared = _apply_options(selected, opened, options, progress)
     prepared = _with_augmentation_note(prepared, options)
     if context.data == "fashion" or not isinstance(learned, Classification):

@@ -86,6 +86,10 @@ class ConcatDataset(DatasetView):
     def has_mask_targets(self) -> bool:
         return all(part.has_mask_targets for part in self.datasets)
 
+    @property
+    def has_exact_masks(self) -> bool:
+        return all(part.has_exact_masks for part in self.datasets)
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         sizes = np.empty((len(indices), 2), np.int64)
         for part, rows, inside in self._group(indices):

@@ -1,8 +1,8 @@
 """``vitrail.open_dataset``: open any dataset by path or name, or a user's own object, with train, validation and test splits.
 
-A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a dataset by name: ``fashion`` (embedded), ``panes``
-(synthetic; ``panes:train_size=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data
-download``). A named dataset can be reduced to a subset: ``fashion:train_size=500``.
+A folder, a CSV or Parquet file, COCO JSON, YOLO's ``data.yaml``, tar shards, a pack, ``hf:owner/name``, or a dataset by name:
+``fashion`` (embedded), ``panes`` (synthetic; ``panes:train_size=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``,
+``cifar100`` (after ``vitrail data download``). A named dataset can be reduced to a subset: ``fashion:train_size=500``.
 """
 
 import os
@@ -252,7 +252,8 @@ class _Reader:
                 return SourceSplits(images_of_mask_folder(path, pairs))
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        return SourceSplits(splits, tuple(notes), ANY_COLUMNS if pairs is None else Columns(masks=False))
+        leaves_masks = self.columns.masks is False and (pairs is not None or bool(find_coco_files(path)) or find_yolo(path))
+        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_masks else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()
@@ -269,7 +270,8 @@ class _Reader:
         if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
             raise VitrailError(f"{path} is an archive; unpack it and name the folder")
         raise VitrailError(
-            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet, .json (COCO) or .tar file, or a pack"
+            f"{path} is not a dataset; name a folder of images, a .csv, .jsonl, .parquet, .tar, COCO's .json, YOLO's "
+            "data.yaml, or a pack"
         )
 
 

@@ -17,7 +17,7 @@ export default {
   // One row per state, one column per class, the target first.
   thumb(canvas, store) {
     const { meta, arrays } = store.trace;
-    if (!meta.classes) return canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+    if (!meta.has_lens) return canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
     const lens = new Lens(store.trace), values = lens.states.flatMap((at) => lens.leading.map((classIndex) => lens.probability(at, classIndex)));
     drawHeatmap(canvas, Float32Array.from(values), arrays.lens.shape[0], lens.leading.length, { low: 0, high: Math.max(...values) });
   },

@@ -10,6 +10,8 @@ from PIL import Image
 
 import vitrail
 from tests.data.coco_images import CATEGORIES, CLASSES, painted, random_annotations, write_coco, write_image
+from vitrail.cli.main import run
+from vitrail.data.dataset_check import check_dataset
 from vitrail.data.mask_codes import encode_rle
 from vitrail.data.sources.coco import json_stream
 from vitrail.data.sources.columns import Columns
@@ -295,3 +297,44 @@ def test_masks_that_are_chosen_are_read_where_no_labels_are_needed(tmp_path: Pat
         assert found.train.has_mask_targets
         assert found.class_names == CLASSES
         assert not vitrail.open_dataset(source, labelled=False).train.has_mask_targets
+
+
+def test_folders_of_classes_beside_a_coco_file_are_read_by_choice(tmp_path: Path) -> None:
+    """And again when the run is resumed, with the columns that it has recorded."""
+    write_coco(tmp_path / "annotations.json", tmp_path / "images", _annotations(3, 4), SIZE)
+    write_image(tmp_path / "cat/0.png", SIZE, 7)
+    data = vitrail.open_dataset(tmp_path, columns=Columns(masks=False))
+    assert data.class_names == ("cat", "images")
+    assert vitrail.open_dataset(tmp_path, columns=data.columns).class_names == data.class_names
+
+
+def test_files_of_splits_are_matched_by_the_names_of_their_categories(tmp_path: Path) -> None:
+    """Whatever their ids in each file."""
+    annotations = _annotations(0, 7)
+    write_coco(tmp_path / "a.json", tmp_path / "images", annotations, SIZE)
+    content = json.loads((tmp_path / "a.json").read_text())
+    for each in (*content["categories"], *content["annotations"]):
+        key = "id" if "name" in each else "category_id"
+        each[key] = 100 - each[key]
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    data = vitrail.open_dataset({"train": tmp_path / "a.json", "validation": tmp_path / "b.json"})
+    assert data.validation.class_names == CLASSES
+    for index in range(len(data.train)):
+        np.testing.assert_array_equal(data.validation.mask(index), data.train.mask(index))
+    checked = check_dataset(data)
+    assert checked.leaks
+    assert not checked.conflicts
+
+
+def test_the_fingerprint_has_the_annotations(tmp_path: Path) -> None:
+    fingerprints = []
+    for seed in (0, 1):
+        write_coco(tmp_path / "a.json", tmp_path / "images", _annotations(seed, 3), SIZE)
+        fingerprints.append(vitrail.open_dataset(tmp_path / "a.json").fingerprint)
+    assert fingerprints[0] != fingerprints[1]
+
+
+def test_the_command_names_file_and_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_coco(tmp_path / "a.json", tmp_path, _annotations(0, 2), SIZE, {"categories": [{"id": 1}]})
+    assert run(["data", "check", str(tmp_path / "a.json")]) == 2
+    assert "a.json: entry 0 of categories has no name" in capsys.readouterr().err.replace("\n", " ")

@@ -158,3 +158,10 @@ def test_descriptions_as_they_are_written(tmp_path: Path) -> None:
     path.write_text("names:\n  cat\n")
     with pytest.raises(VitrailError, match="line 2 cannot be read: 'cat'"):
         read_small_yaml(path)
+
+
+def test_unlabelled_images_of_a_description(tmp_path: Path) -> None:
+    _write(tmp_path, {"train/a": None, "val/b": None})
+    data = vitrail.open_dataset(tmp_path / "data.yaml", labelled=False)
+    assert (len(data.train), len(data.validation)) == (1, 1)
+    assert not data.train.has_mask_targets
