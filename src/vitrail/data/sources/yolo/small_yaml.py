@@ -10,8 +10,8 @@ from typing import Any
 from vitrail.errors import VitrailError
 
 MAX_BYTES = 2**22  # bytes
-KEY = re.compile(r"""("[^"]*"|'[^']*'|[^\s'"#:\[\]{},][^:#]*?)\s*:(?:\s+(.*))?""")
-ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,'"\s][^,]*?)\s*(?:,|$)""")
+KEY = re.compile(r"""("[^"]*"\s*|'[^']*'\s*|[^\s'"#:\[\]{},][^:#]*):(?:\s+(.*))?""")
+ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"\s*|'(?:[^']|'')*'\s*|[^,'"\s][^,]*)(?:,|$)""")
 COMMENT = re.compile(r"""((?:"[^"]*"|'[^']*'|[^'"#]|(?<=\S)[#'"])*)(?:(?:^|\s)#.*)?""")
 BLOCK = re.compile(r"[^\s:#][^:#]*:\s+[|>][-+]?")  # the beginning of a block of text
 
