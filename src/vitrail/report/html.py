@@ -39,7 +39,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft)
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; max-width: none; }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .45em; border-radius: 2px; }
-pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
+pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; overflow-wrap: anywhere; }
 """
 
 
