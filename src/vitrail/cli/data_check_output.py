@@ -106,7 +106,7 @@ def print_report(report: "DatasetReport", page: Path | None) -> None:
     if report.bad:
         screen.print(f"\n{'unusable' if report.masks else 'unreadable'} images: {len(report.bad):,}")
         for item in report.bad[:MAX_PRINTED_ROWS]:
-            screen.print(printable(f"  {item.location} {item.reason}"), soft_wrap=True)
+            screen.print(printable(f"  {item.location} {column_options(item.reason)}"), soft_wrap=True)
     left_out = report.data.left_out
     if left_out:
         screen.print(f"\nleft out: {len(left_out):,}")
