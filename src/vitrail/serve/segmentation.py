@@ -147,7 +147,7 @@ class _Runs:
             above = rows[-1:]
         order = np.argsort(np.concatenate(starts), kind="stable")
         ordered_starts, ordered_labels = np.concatenate(starts)[order], np.concatenate(labels)[order]
-        kept = np.diff(ordered_labels, prepend=-1) != 0  # those that go on from the bottom of the column before are one
+        kept = np.diff(ordered_labels, prepend=-1) != 0  # one that reaches over the end of a column is the same run
         return _Runs(ordered_starts[kept], np.diff(ordered_starts[kept], append=height * width), ordered_labels[kept])
 
     def encode(self, label: int, size: ImageSize) -> Rle:

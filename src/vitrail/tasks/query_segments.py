@@ -1,4 +1,4 @@
-"""From the predictions of queries to segments that do not overlap, each with a class: things, and one segment for each class of
+"""Segments that do not overlap, each with a class, from the predictions of queries: things, and one segment for each class of
 stuff (Kirillov et al. 2019; Cheng et al. 2021). q queries, o classes and none; the input is height by width."""
 
 from collections.abc import Collection
