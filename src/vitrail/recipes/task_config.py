@@ -333,7 +333,7 @@ class Segmentation(TaskConfig):
         if (last := max(self.head_layers(model.depth), default=0)) > model.depth:
             raise VitrailError(
                 f"task.layers must be at most {model.depth}, the model's blocks, got {last}; try task.layers="
-                f"{max(model.depth // 2, 1)},{model.depth}"
+                f"{f'{model.depth // 2},' if model.depth > 1 else ''}{model.depth}"
             )
         if self.head == "eomt" and model.position == "relative":
             raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")

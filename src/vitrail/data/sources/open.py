@@ -44,7 +44,7 @@ from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled
 from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
 from vitrail.data.sources.labels import canonical_split, natural_sorted
 from vitrail.data.sources.masks.mask_folder import images_of_mask_folder, read_mask_folder
-from vitrail.data.sources.masks.pair_masks import pair_masks
+from vitrail.data.sources.masks.pair_masks import empty_mask_folder, pair_masks
 from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.strata import strata_of
@@ -99,7 +99,8 @@ def open_dataset(
         data = take_subset(data, spec)
     if not labelled:
         return data
-    single = [f"there is a single class, {data.class_names[0]!r}: nothing to classify"] if len(data.class_names) == 1 else []
+    nothing = "segmentation needs at least two" if data.train.has_mask_targets else "nothing to classify"
+    single = [f"there is a single class, {data.class_names[0]!r}: {nothing}"] if len(data.class_names) == 1 else []
     return replace(data, notes=(*data.notes, *single, *training_notes(data.train)))
 
 
@@ -250,9 +251,13 @@ class _Reader:
                 return read_mask_folder(path, pairs, self.columns.ignore, self.progress)
             if not self.labelled:
                 return SourceSplits(images_of_mask_folder(path, pairs))
+        elif self.reads_masks and (folder := empty_mask_folder(listing)) is not None:
+            raise VitrailError(f"{path / folder} has no masks; it needs a PNG file for each image, of the same name and size")
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
         leaves_masks = self.columns.masks is False and (pairs is not None or bool(find_coco_files(path)) or find_yolo(path))
+        if self.labelled and pairs is not None:
+            notes.append("folders are classes here, also those of masks, which --task segment reads as masks")
         return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_masks else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:

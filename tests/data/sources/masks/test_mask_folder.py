@@ -16,7 +16,7 @@ from vitrail.data.sources.masks.voc import CLASSES, palette_colour
 from vitrail.errors import VitrailError
 
 VOC_PALETTE = [byte for index in range(256) for byte in palette_colour(index).to_bytes(3, "big")]
-PETS = Path("/work/shared/real/pets")
+PETS = Path(__file__).parents[5] / "shared" / "real" / "pets"
 
 
 def by_name(dataset: Dataset) -> dict[str, int]:
@@ -256,6 +256,32 @@ def test_legends_that_cannot_be_meant(tmp_path: Path, text: str, sentence: str) 
         open_dataset(tmp_path)
 
 
+def test_a_value_more_than_there_are_names_is_found_in_its_mask(tmp_path: Path) -> None:
+    write_mask_folder(tmp_path, values=(0, 1))
+    (tmp_path / "classes.txt").write_text("sky\nroad\n")
+    stray = np.array(blocks(0, (0, 1)), np.uint8)
+    stray[0, 0] = 7
+    (tmp_path / "train/masks/1.png").write_bytes(png(stray))
+    with pytest.raises(VitrailError, match=r"classes.txt has 2 names .* 0, 1, 7; .*; 7 is in .*train/masks/1.png, 1 pixel$"):
+        open_dataset(tmp_path)
+
+
+def test_a_folder_for_masks_without_any_is_no_class(tmp_path: Path) -> None:
+    write_mask_folder(tmp_path)
+    for mask in tmp_path.glob("*/masks/*"):
+        mask.unlink()
+    with pytest.raises(VitrailError, match="masks has no masks; it needs a PNG file for each image"):
+        open_dataset(tmp_path)
+    assert len(open_dataset(tmp_path, labelled=False).train) == 6
+
+
+def test_masks_of_a_single_class_are_said_to_be_too_few(tmp_path: Path) -> None:
+    write_mask_folder(tmp_path, values=(3,))
+    notes = " ".join(open_dataset(tmp_path).notes)
+    assert "1 class of pixels" in notes
+    assert "a single class, 'class 3': segmentation needs at least two" in notes
+
+
 def test_a_value_that_no_class_has_is_one_sentence(tmp_path: Path) -> None:
     write_mask_folder(tmp_path, values=(0, 1, 7))
     (tmp_path / "classes.txt").write_text("0 sky\n1 road\n")
@@ -361,6 +387,7 @@ def test_masks_beat_class_folders_and_can_be_left_alone(tmp_path: Path) -> None:
 
     classes = open_dataset(tmp_path, columns=Columns(masks=False))
     assert classes.class_names == ("images", "masks")
+    assert any("folders are classes here" in note for note in classes.notes)
     assert classes.columns.masks is False  # so that it is read alike again
     pretraining = open_dataset(tmp_path, labelled=False)
     assert len(pretraining.train) == 6

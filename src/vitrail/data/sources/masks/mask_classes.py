@@ -32,6 +32,14 @@ MANY_VALUES, RARE_FRACTION = 64, 0.001  # of values that are shades rather than 
 LEGEND_HINT = "a legend beside the folders names them: classes.txt with one"
 
 
+class UnnamedValues(VitrailError):
+    """Masks have other values, or colours, than a legend has names; ``value`` is the rarest of them if there are more."""
+
+    def __init__(self, message: str, value: int | None, by_colour: bool) -> None:
+        super().__init__(message)
+        self.value, self.by_colour = value, by_colour
+
+
 @dataclass(frozen=True, eq=False)
 class MaskClasses:
     """The class of every value of a mask. ``values`` are in rising order; of ``numbers``, -1 is ignored."""
@@ -177,9 +185,11 @@ def _named_in_order(name: str, pixels: Mapping[int, int], legend: Legend, by_col
             return dict(zip(values, names, strict=True))
     shown = ", ".join(colour_text(value) if by_colour else str(value) for value in found[:8])
     example = f"{colour_text(found[0]) if by_colour else found[0]} {names[0]}"
-    raise VitrailError(
+    raise UnnamedValues(
         f"{legend.source} has {len(names)} names without {'colours' if by_colour else 'values'}, and the masks of {name} have "
-        f"{shown}{' ...' if len(found) > 8 else ''}; write which is which, as in `{example}`"
+        f"{shown}{' ...' if len(found) > 8 else ''}; write which is which, as in `{example}`",
+        min(found, key=lambda value: (pixels.get(value, 0), -value)) if len(found) > len(names) else None,
+        by_colour,
     )
 
 
@@ -266,7 +276,7 @@ def _describe(
     share = sum(pixels[value] for value in present) / total
     values = " and ".join(found.value_text(value) for value in present[:4])
     left_out = f"{values} ({share:.1%}) is ignored" if present else "no pixel is ignored"
-    return f"{len(classes):,} classes of pixels ({how}): {listed}; {left_out}; {scan.coverage}"
+    return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'} of pixels ({how}): {listed}; {left_out}; {scan.coverage}"
 
 
 def _outside_notes(found: MaskClasses, pixels: Mapping[int, int], legend: Legend | None, is_threshold: bool) -> tuple[str, ...]:

@@ -18,14 +18,15 @@ from vitrail.data.sources.dataset import (
     LeftOutFile,
     Progress,
     SourceSplits,
+    evenly_spaced,
     read_image_file,
 )
 from vitrail.data.sources.image_folder import split_dataset
 from vitrail.data.sources.masks.legend import find_legend
-from vitrail.data.sources.masks.mask_classes import MaskClasses, find_classes
-from vitrail.data.sources.masks.mask_file import as_its_image, decode_mask, naming_mask
+from vitrail.data.sources.masks.mask_classes import MaskClasses, UnnamedValues, find_classes
+from vitrail.data.sources.masks.mask_file import as_its_image, colour_text, decode_mask, naming_mask
 from vitrail.data.sources.masks.pair_masks import MaskPairs
-from vitrail.data.sources.masks.scan_values import scan_values
+from vitrail.data.sources.masks.scan_values import MAX_SCANNED, ValueScan, scan_values
 from vitrail.data.sources.masks.voc import BORDER, read_lists, voc_legend
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
@@ -109,7 +110,10 @@ def read_mask_folder(
     folders = [root, *(root / folder for folder in _legend_folders(pairs))]
     stems = [PurePath(image).stem for image in images]
     legend = find_legend(folders) or voc_legend(scan, stems)
-    classes, class_notes = find_classes(str(root), scan, legend, ignore)
+    try:
+        classes, class_notes = find_classes(str(root), scan, legend, ignore)
+    except UnnamedValues as error:
+        raise VitrailError(f"{error}{_where_unnamed(error, scan, [root / path for path in masks])}") from None
     objects = [pairs.objects[image] for image in images if image in pairs.objects]
     if 0 < len(objects) < len(images):
         notes.append(f"objects are not told apart: {len(images) - len(objects):,} images have no mask of objects")
@@ -121,6 +125,24 @@ def read_mask_folder(
     return SourceSplits(
         splits, (*class_notes, *notes, *_left_out_notes(left_out)), Columns(masks=True, ignore=tuple(ignore)), tuple(named)
     )
+
+
+def _where_unnamed(error: UnnamedValues, scan: ValueScan, masks: Sequence[Path]) -> str:
+    """Return the rest of a sentence: where a value comes from that is one more than there are names."""
+    if error.value is None:
+        return ""
+    if scan.num_lossy:
+        return f"; {scan.num_lossy:,} masks are JPEG files, whose values are changed by compression: save masks as PNG"
+    for index in evenly_spaced(len(masks), MAX_SCANNED).tolist():
+        try:
+            mask = decode_mask(read_image_file(masks[index]))
+        except (OSError, VitrailError):  # it was not counted either
+            continue
+        values = mask.colours() if error.by_colour else mask.indices()
+        if values is not None and (pixels := int((values == error.value).sum())):
+            text = colour_text(error.value) if error.by_colour else error.value
+            return f"; {text} is in {masks[index]}, {pixels:,} pixel{'' if pixels == 1 else 's'}"
+    return ""
 
 
 def images_of_mask_folder(root: Path, pairs: MaskPairs) -> dict[str, Dataset]:

@@ -100,6 +100,14 @@ def pair_masks(listing: FolderListing) -> MaskPairs | None:
     return _pair(images, masks, [file for file in files if file.role == "object"])
 
 
+def empty_mask_folder(listing: FolderListing) -> str | None:
+    """Return a folder for masks below a folder that has images, and nothing else; None if it has masks, or no such folder."""
+    if {_classify(path).role for path in listing.paths} != {"image"}:
+        return None
+    folders = [folder for folder in listing.folders if folder.count("/") <= 1]
+    return next((folder for folder in sorted(folders) if _classify(f"{folder}/x").role == "mask"), None)
+
+
 def _may_have_masks(listing: FolderListing) -> bool:
     """Whether a folder is named as one of masks, or files outside of class folders are; a million images cost a second."""
     folders = [folder for folder in listing.folders if folder.count("/") <= 1]
