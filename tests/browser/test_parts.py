@@ -223,7 +223,7 @@ def test_the_logit_lens_is_that_of_explain(page: Page, studio: RunningStudio, mo
 def test_removed_patches_change_the_prediction(page: Page, studio: RunningStudio, model: ViT, images: Tensor, how: str) -> None:
     open_at(page, studio, "prediction")
     page.get_by_role("button", name=how, exact=True).click()
-    grid = ".prediction .patch-grid"
+    grid = ".prediction .patch-grid:visible"
     for number in (5, 6, 9):
         page.locator(grid).click(position=patch_centre(page, grid, number))
     wait_until_idle(page)

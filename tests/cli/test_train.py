@@ -90,8 +90,8 @@ def test_print_recipe_prints_the_full_recipe_and_does_nothing(name: str, tmp_pat
         (["--recipe-from", "."], "--recipe-from must be a run or its recipe.json"),
         (["--recipe-from", "bytes.json"], "bytes.json cannot be read"),
         (["--recipe-from", "other.json"], "other.json is not a recipe: no field is named 'stesp'"),
-        (["--recipe-from", "other.json", "photos"], "--recipe-from sets the dataset, recipe, model and size"),
-        (["--recipe-from", "other.json", "--recipe", "plain"], "--recipe-from sets the dataset, recipe, model and size"),
+        (["--recipe-from", "other.json", "photos"], "--recipe-from sets the dataset, task, recipe, model and size"),
+        (["--recipe-from", "other.json", "--recipe", "plain"], "--recipe-from sets the dataset, task, recipe, model and size"),
         (
             ["--recipe", "demo", "--model", "B/16"],
             "demo has its own model and takes no other, got --model B/16; try --recipe plain",

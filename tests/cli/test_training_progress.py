@@ -34,7 +34,9 @@ def test_the_memory_of_a_run_is_the_one_that_plan_gives(
 
 
 def test_only_a_self_supervised_run_is_without_labels() -> None:
-    numbers: Any = SimpleNamespace(task=SimpleNamespace(labelled=False, has_targets=True), model=SimpleNamespace(classes=1))
+    numbers: Any = SimpleNamespace(
+        task=SimpleNamespace(labelled=False, has_targets=True, has_masks=False), model=SimpleNamespace(classes=1)
+    )
     assert _targets_text(numbers, 0) == "1 output"
     assert _targets_text(replace(recipe(), task=Classification()), 10) == "10 classes"
     assert _targets_text(get_recipe("mae", RecipeContext()), 10) == "without labels"

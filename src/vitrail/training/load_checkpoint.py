@@ -121,7 +121,7 @@ def _names_and_metadata(
     split = "train" if "train" in scores and "validation" not in scores else "validation"
     metadata = {
         "recipe": to_dict(recipe),
-        "dataset": {"name": recipe.data, "fingerprint": scalars.get("data")},
+        "dataset": {**metadata.get("dataset", {}), "name": recipe.data, "fingerprint": scalars.get("data")},
         "metrics": {"step": step, split: run.logged_validation(step)},
         **({"task_state": metadata["task_state"]} if "task_state" in metadata else {}),
     }
