@@ -160,6 +160,26 @@ def test_parameters_are_checked(client: TestClient) -> None:
         assert (answer.status_code, answer.json()) == (422, {"error": message})
 
 
+def test_the_pixels_of_a_class_are_explained(client: TestClient) -> None:
+    (row,) = client.post("/explain?method=gradcam", content=IMAGES[1], headers=PNG).json()["explanations"]
+    assert set(row) == {"file", "explained", "method", "map"}
+    assert row["explained"] in CLASS_NAMES
+    assert np.shape(row["map"]) == (2, 3)
+    (named,) = client.post(f"/explain?class={row['explained']}&method=gradcam", content=IMAGES[1], headers=PNG).json()[
+        "explanations"
+    ]
+    assert named["map"] == row["map"]
+    answer = client.post("/explain", content=IMAGES[1], headers={**PNG, "Accept": "image/png"})
+    assert answer.headers["content-type"] == "image/png"
+    shown = {
+        entry["label"]
+        for entry in client.post("/segment", content=IMAGES[0], headers=PNG).json()["segmentations"][0]["classes"]
+    }
+    for name in CLASS_NAMES:
+        answer = client.post(f"/explain?class={name}", content=IMAGES[0], headers=PNG)
+        assert answer.status_code in ((200,) if name in shown else (200, 422))
+
+
 def test_a_model_without_masks_names_predict() -> None:
     with run_app(FakePredictor()) as client:
         answer = client.post("/segment", content=IMAGES[0], headers=PNG)

@@ -47,7 +47,7 @@ class MaskFolder:
         """Create the folder, or resume it if the request is the same."""
         path = self.folder / REQUEST_FILE
         if not self.folder.parent.is_dir() or (self.folder.exists() and not self.folder.is_dir()):
-            raise VitrailError(f"--out must be a folder inside one that exists, got {self.folder}; try {self.folder.name}-masks")
+            raise VitrailError(f"masks need a folder, in one that exists, got {self.folder}; try {self.folder.name}-masks")
         self.folder.mkdir(exist_ok=True)
         if not path.exists():
             if foreign := next((name for name in os.listdir(self.folder) if not name.startswith(("_", "."))), None):

@@ -16,6 +16,7 @@ from PIL import Image
 from vitrail.data.band_view import pixels_to_view
 from vitrail.errors import VitrailError, printable
 from vitrail.evaluation.explanations import output_index, output_names
+from vitrail.evaluation.region_selection import largest_predicted_regions
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, saliency
 from vitrail.inference.predict import finite_predictions
 from vitrail.inference.predictor import Predictor, TorchPredictor
@@ -44,6 +45,8 @@ def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
         target_index = None if target is None else output_index(target, predictor.task)
     except VitrailError as error:
         raise RequestError(422, printable(str(error)), "type") from None
+    if predictor.task.has_pixel_classes:
+        return _region_job(predictor, method, target_index)
     names = output_names(predictor.task)  # none if the outputs are those of a decoder, which maps cannot explain
 
     def compute(_: Predictor, pixels: Num[ndarray, "height width c"]) -> dict[str, Any]:
@@ -58,6 +61,29 @@ def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
         prediction.pop("top", None)
         explained = {"explained": "" if index is None else names[index], "method": method}
         return {**prediction, **explained, "map": values.detach().float().cpu().numpy(), "pixels": pixels}
+
+    return compute
+
+
+def _region_job(predictor: TorchPredictor, method: str, target: int | None) -> Job:
+    """Return the job for a segmentation model: the saliency map of the pixels that are predicted as a class."""
+    names = predictor.task.class_names
+
+    def compute(_: Predictor, pixels: Num[ndarray, "height width c"]) -> dict[str, Any]:
+        if not np.isfinite(predictor.outputs(pixels[None])).all():
+            raise RequestError(500, NOT_FINITE_MESSAGE, "failed", is_image_error=True)
+        batch = predictor.normalised(pixels[None])
+        try:
+            classifier, classes, present = largest_predicted_regions(predictor.model, batch, target)
+            if not present.all():
+                message = f"no pixel of the image is predicted as {names[target or 0]}; name a class that is, or none"
+                raise RequestError(422, printable(message), "failed", is_image_error=True)
+            targets = None if method in CLASS_AGNOSTIC_METHODS else classes
+            values = saliency(classifier, batch, method, targets)[0]
+        except VitrailError as error:
+            raise RequestError(501, str(error), "type") from None
+        explained = {"explained": names[int(classes[0])], "method": method}
+        return {**explained, "map": values.detach().float().cpu().numpy(), "pixels": pixels}
 
     return compute
 
