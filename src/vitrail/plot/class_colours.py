@@ -15,6 +15,7 @@ from vitrail.plot.colormap import rgb_to_oklab
 FIRST_COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0), (240, 228, 66),
                  (115, 15, 45))  # fmt: skip
 IGNORED_COLOURS = ((90, 90, 90), (190, 190, 190))  # of the stripes over pixels that count for no class
+MAX_COLOURS = 1024  # after which they repeat, since more could not be told apart
 MAX_BAND_PIXELS = 2**20  # pixels that are blended at a time
 
 
@@ -26,8 +27,8 @@ def class_colour(index: int) -> str:
 
 def class_colours(count: int) -> UInt8[ndarray, "k 3"]:
     """Return the colours of the classes from 0, as RGB; more classes do not change the first colours."""
-    colours = _farthest_colours(1 << max(count - 1, 7).bit_length())
-    return np.resize(colours, (count, 3))  # repeats them after some tens of thousands
+    colours = _farthest_colours(min(1 << max(count - 1, 7).bit_length(), MAX_COLOURS))
+    return np.resize(colours, (count, 3))
 
 
 def overlay(image: UInt8[ndarray, "h w 3"], mask: Int[ndarray, "h w"], alpha: float = 0.5) -> UInt8[ndarray, "h w 3"]:
