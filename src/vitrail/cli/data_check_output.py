@@ -134,7 +134,10 @@ def _print_masks(masks: "MaskSummary") -> None:
     screen.print(table)
     for split, names in masks.absent.items():
         more = f" and {len(names) - MAX_PRINTED_ROWS:,} more" if len(names) > MAX_PRINTED_ROWS else ""
-        screen.print(printable(f"no {split} mask has the class {', '.join(names[:MAX_PRINTED_ROWS])}{more}"), soft_wrap=True)
+        screen.print(
+            printable(f"no mask of {split} has the class {', '.join(map(repr, names[:MAX_PRINTED_ROWS]))}{more}"),
+            soft_wrap=True,
+        )
 
 
 def _print_targets(targets: "TargetSummary") -> None:

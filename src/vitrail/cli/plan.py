@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 MAX_IMAGES = 10**12  # images, far beyond any dataset
 IMAGENET = (1_281_167, 1_000)
-PAPER_DATASETS = {"paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291)}  # images and classes
-FINETUNING_RECIPES = ("finetune", "paper-finetune")
+DATASETS = {  # images and classes: of the papers, ADE20K for segmentation
+    "paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291),
+    "segment": (20_210, 150), "segment-small": (20_210, 150), "segment-demo": (20_000, 2),
+}  # fmt: skip
+FINETUNING_RECIPES = ("finetune", "segment", "paper-finetune")
 STRATEGY_TITLES = {"single": "one process", "ddp": "DDP", "fsdp": "FSDP2"}
 TOTAL_FORMULA = (
     "weights + gradients + optimizer_state + ema + "
@@ -108,12 +111,13 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
         return _read_recipe(Path(name))
     context = RecipeContext()  # the embedded images, which demo trains on
     if name != "demo":
-        num_images, num_classes = PAPER_DATASETS.get(name, IMAGENET)
-        context = RecipeContext("DATA", num_images, num_classes, None, 3)
+        context = RecipeContext("DATA", *DATASETS.get(name, IMAGENET), None, 3)
+    num_classes = context.classes if classes is None else classes
     wanted = replace(
         context,
         num_images=context.num_images if images is None else images,
-        classes=context.classes if classes is None else classes,
+        classes=num_classes,
+        class_names=tuple(map(str, range(num_classes))),
         model=model,
         image=None if image is None else parse_size(image, "--image-size"),
     )

@@ -164,7 +164,7 @@ def _class_pixels(masks: MaskSummary) -> Iterator[str]:
     ]
     yield html_table(("", *(f"#{split}" for split in splits)), counts)
     for split, names in masks.absent.items():
-        yield f"<p>No {split} mask has the class {escape(_list(names))}.</p>"
+        yield f"<p>No mask of {split} has the class {escape(_list(names))}.</p>"
 
 
 def _list(names: Sequence[str]) -> str:
