@@ -219,7 +219,7 @@ def test_tiles_are_those_of_the_function(capsys: Capture) -> None:
         (["--tile", "3"], "tile must be auto, none, or height and width from 8 pixels on, got (3, 3); try --tile 512"),
         (["--tile", "large"], "--tile must be a number or HEIGHTxWIDTH, got 'large'"),
         (["--overlap", "1"], "overlap must be from 0 to 0.9, got 1.0; try --overlap 0.25"),
-        (["--out", "masks.png"], "--out must end in .csv or .jsonl or .json, got masks.png"),
+        (["--out", "masks.png"], "--out is a folder for masks, or a .csv, .jsonl or .json file, got masks.png; try masks"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(

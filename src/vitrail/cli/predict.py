@@ -47,6 +47,7 @@ from vitrail.system import is_distributed
 if TYPE_CHECKING:
     from vitrail.tasks.task import Prediction
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has space for
 
 
@@ -186,6 +187,8 @@ def _output_format(model: str, csv: bool, jsonl: bool, out: Path | None, json: b
         return ".csv" if csv else ".jsonl" if jsonl else None
     if folder:
         return ".jsonl"
+    if out.suffix.lower() in IMAGE_SUFFIXES:
+        raise VitrailError(f"--out is a folder for masks, or a .csv, .jsonl or .json file, got {out}; try {out.stem}")
     check_output_file(out, "--out", model, (*PREDICTION_SUFFIXES, COCO_SUFFIX))
     return out.suffix.lower()
 
