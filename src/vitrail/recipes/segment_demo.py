@@ -13,7 +13,7 @@ def segment_demo(context: RecipeContext) -> Recipe:
     The IoU of the figure is 0.909 on test; ``docs/log.md`` has more.
     """
     model, preprocess = small_model(context, width=128, depth=4, mlp=256, heads=4, classes=0)
-    steps = 700
+    steps = 620
     return Recipe(
         name="segment-demo",
         data=context.data,
@@ -26,6 +26,6 @@ def segment_demo(context: RecipeContext) -> Recipe:
         schedule=Schedule("cosine", warmup_steps=capped_warmup(100, steps)),
         ema_decay=0.99,
         task=Segmentation(classes=len(context.class_names), layers="quarters"),
-        eval_every=350,
-        checkpoint_every=350,
+        eval_every=310,
+        checkpoint_every=310,
     )
