@@ -100,7 +100,7 @@ WATCHED_PAGES: dict[Page, WatchedPage] = {}
 
 
 def open_page(page: Page, url: str) -> None:
-    """Open a URL and wait until the first image is traced."""
+    """Open a URL and wait until the first image is traced; the page writes the image into its URL a little later."""
     page.goto(url)
     page.wait_for_selector("body[data-ready=true]", timeout=TIMEOUT_MS)
 
@@ -113,7 +113,7 @@ def wait_until_idle(page: Page, quiet_ms: int = QUIET_MS) -> None:
         assert time.monotonic() < end, [request.url for request in WATCHED_PAGES[page].pending_requests]
         page.wait_for_timeout(step)
         idle_ms = 0 if WATCHED_PAGES[page].pending_requests else idle_ms + step
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
 
 
 def open_part(page: Page, part: str) -> None:

@@ -75,6 +75,7 @@ INVALID_FILES: dict[str, Callable[[], bytes]] = {
 def test_a_file_that_is_not_an_image_is_refused_in_one_sentence(page: Page, studio: RunningStudio) -> None:
     WATCHED_PAGES[page].expected_errors = (ERROR_RESPONSE,)
     open_page(page, studio.link(part="image"))
+    wait_until_idle(page)
     before = page.url
     for name, make_content in INVALID_FILES.items():
         upload_file(page, name, make_content())
