@@ -41,6 +41,7 @@ class TaskConfig:
     is_invariant: ClassVar[bool] = True  # whether targets stay the same if an image is flipped, or a part of it is cropped
     is_dense: ClassVar[bool] = False  # whether outputs belong to places of the image, which therefore has to be seen whole
     has_masks: ClassVar[bool] = False  # whether the targets are masks
+    has_boxes: ClassVar[bool] = False  # whether the targets are boxes
     train_recipe: ClassVar[str] = "small"  # recipe to train with unless another is named, from random weights
     finetune_recipe: ClassVar[str] = "finetune"  # and from pretrained ones
     demos: ClassVar[Mapping[str, str]] = {}  # by dataset, recipes that train on it in minutes

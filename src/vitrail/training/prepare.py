@@ -308,8 +308,10 @@ def _open(
     """Open the dataset to train on. ``task``: None means the one that its targets are for, if it need be ``labelled``."""
     columns = options.target_columns()
     if task is not None and columns.several is None and not columns.targets:
-        masks = True if task.has_masks else False if task.labelled else columns.masks  # a folder may have classes and masks
-        columns = replace(columns, several=task.several_labels, masks=masks)
+        # a folder may have classes, masks and boxes
+        masks = True if task.has_masks else False if task.labelled or task.has_boxes else columns.masks
+        boxes = True if task.has_boxes else False if task.labelled or task.has_masks else columns.boxes
+        columns = replace(columns, several=task.several_labels, masks=masks, boxes=boxes)
     with group.local_main_first():  # the others find what the first process of their node has downloaded or cached
         opened = open_dataset(
             options.data or data,

@@ -19,6 +19,7 @@ class Columns:
     label. ``several``: whether an image may have several labels, or none. ``targets``: columns of numbers to predict.
     ``masks``: whether the masks of images are the targets; left open, they are if the images have no labels. ``ignore``: values
     in masks, or names of classes, whose pixels count for no class, or ``none``; left open, 255 and classes such as void.
+    ``boxes``: whether the boxes of images are the targets; left open, they are if the images have neither labels nor masks.
     """
 
     labels: str | None = None
@@ -27,6 +28,7 @@ class Columns:
     targets: tuple[str, ...] = ()
     masks: bool | None = added(None)
     ignore: tuple[str, ...] = added(())
+    boxes: bool | None = added(None)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -34,6 +36,8 @@ class Columns:
             raise VitrailError(f"separator must not be empty; try separator=; or, for one label per image, {NO_SEPARATOR}")
         if self.targets and (self.labels or self.separator):
             raise VitrailError("target predicts numbers, labels_column and separator are for classes; leave one of them out")
+        if self.boxes and self.masks:
+            raise VitrailError("either masks or boxes are the targets, got both; leave one of them out")
         if len(set(self.targets)) < len(self.targets):
             raise VitrailError(f"a target is named twice in {', '.join(self.targets)}; name each once")
         if self.separator == NO_SEPARATOR:

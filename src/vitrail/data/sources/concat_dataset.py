@@ -90,6 +90,18 @@ class ConcatDataset(DatasetView):
     def has_exact_masks(self) -> bool:
         return all(part.has_exact_masks for part in self.datasets)
 
+    @property
+    def box_names(self) -> tuple[str, ...]:
+        return self.datasets[0].box_names
+
+    @property
+    def has_box_targets(self) -> bool:
+        return all(part.has_box_targets for part in self.datasets)
+
+    @property
+    def has_exact_boxes(self) -> bool:
+        return all(part.has_exact_boxes for part in self.datasets)
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         sizes = np.empty((len(indices), 2), np.int64)
         for part, rows, inside in self._group(indices):

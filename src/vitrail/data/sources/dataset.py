@@ -27,6 +27,7 @@ from vitrail.data.sources.content_keys import array_key, file_key, sampled_array
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.objects import Objects
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError, did_you_mean
 
@@ -184,6 +185,26 @@ class Dataset(ABC):
         return None
 
     @property
+    def box_names(self) -> tuple[str, ...]:
+        """Names of the classes of boxes, by their label; empty if the images have no boxes."""
+        return ()
+
+    @property
+    def has_exact_boxes(self) -> bool:
+        """Whether boxes are made together with their images, so that none can be missing or wrong, and need not be checked."""
+        return False
+
+    @property
+    def has_box_targets(self) -> bool:
+        """Whether the boxes are to be predicted; then ``class_names`` are the ``box_names``, and no image has a label."""
+        return False
+
+    def objects(self, index: int) -> Objects:
+        """Return the boxes of the upright image with their classes, of which there may be none; raises VitrailError or
+        OSError."""
+        raise VitrailError(f"{self.name} has no boxes; name a dataset with boxes")
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether an image is the same each time it is read, which only a user's own object may not be."""
         return True
@@ -322,6 +343,10 @@ class DatasetView(Dataset):
         dataset, position = self.locate(index)
         return dataset.instances(position)
 
+    def objects(self, index: int) -> Objects:
+        dataset, position = self.locate(index)
+        return dataset.objects(position)
+
 
 @dataclass(frozen=True, eq=False)
 class Subset(DatasetView):
@@ -400,6 +425,18 @@ class Subset(DatasetView):
     def has_exact_masks(self) -> bool:
         return self.dataset.has_exact_masks
 
+    @property
+    def box_names(self) -> tuple[str, ...]:
+        return self.dataset.box_names
+
+    @property
+    def has_exact_boxes(self) -> bool:
+        return self.dataset.has_exact_boxes
+
+    @property
+    def has_box_targets(self) -> bool:
+        return self.dataset.has_box_targets
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])
 
@@ -462,6 +499,45 @@ def with_mask_targets(dataset: Dataset, name: str) -> Dataset:
     return MaskTargets(dataset, indices, np.full(len(dataset), -1, np.int64), dataset.mask_names)
 
 
+@dataclass(frozen=True, eq=False)
+class BoxTargets(Subset):
+    """A dataset whose boxes are the targets, in place of its labels; with other classes if a numbering is given."""
+
+    numbering: ndarray | None = None  # new label of each class; -1: its boxes are left out
+
+    @property
+    def has_box_targets(self) -> bool:
+        return True
+
+    @property
+    def has_mask_targets(self) -> bool:
+        return False
+
+    @property
+    def box_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def objects(self, index: int) -> Objects:
+        objects = super().objects(index)
+        if self.numbering is None:
+            return objects
+        objects = objects.with_labels(self.numbering[objects.labels])
+        return objects[objects.labels >= 0]
+
+
+def with_box_targets(dataset: Dataset, name: str) -> Dataset:
+    """Return the dataset of this name with its boxes as targets."""
+    if dataset.has_box_targets:
+        return dataset
+    if not dataset.box_names:
+        raise VitrailError(
+            f"{name} has no boxes, which detection learns from; name a COCO file, a folder with YOLO's labels/ or Pascal VOC's "
+            "Annotations/, or a table with a box in each row"
+        )
+    every = np.arange(len(dataset))
+    return BoxTargets(dataset, every, np.full(len(dataset), -1, np.int64), dataset.box_names)
+
+
 def ignore_classes(dataset: Dataset, ignored: Sequence[str], name: str) -> Dataset:
     """Return a dataset of masks without some of its classes, whose pixels are ignored; ``none`` stands for no class."""
     ignored = [each for each in ignored if each != NONE_IGNORED]
@@ -483,12 +559,14 @@ def with_class_names(dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:
         return dataset
     numbers = {name: label for label, name in enumerate(class_names)}
     numbering = np.array([*(numbers[name] for name in dataset.class_names), -1], np.int64)  # the last stands for no label
+    every = np.arange(len(dataset))
     if dataset.has_mask_targets:
-        every = np.arange(len(dataset))
         return MaskTargets(dataset, every, class_names=class_names, numbering=numbering.astype(np.int16))
+    if dataset.has_box_targets:
+        return BoxTargets(dataset, every, class_names=class_names, numbering=numbering)
     if (label_sets := dataset.label_sets) is not None:
         return with_label_sets(dataset, label_sets.renumbered(numbering, len(class_names)), class_names)
-    return Subset(dataset, np.arange(len(dataset)), numbering[dataset.labels], class_names)
+    return Subset(dataset, every, numbering[dataset.labels], class_names)
 
 
 def with_label_sets(dataset: Dataset, label_sets: LabelSets, class_names: tuple[str, ...]) -> Dataset:
@@ -548,7 +626,7 @@ def fingerprint(*splits: Dataset) -> str:
 
 def empty_dataset(like: Dataset) -> Dataset:
     """Build a dataset without images, with the classes or numbers of another."""
-    if like.has_mask_targets:
+    if like.has_mask_targets or like.has_box_targets:
         return Subset(like, np.zeros(0, np.int64))
     nothing = ArrayDataset(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), like.class_names, "nothing")
     if like.label_sets is not None:

@@ -35,6 +35,7 @@ from vitrail.data.sources.dataset import (
     fingerprint,
     ignore_classes,
     select_images,
+    with_box_targets,
     with_class_names,
     with_mask_targets,
     with_numbers,
@@ -146,6 +147,11 @@ class _Reader:
         """Whether the masks of images are targets, where there are any: if they are chosen, or targets are needed at all."""
         return self.labelled if self.columns.masks is None else self.columns.masks
 
+    @property
+    def reads_boxes(self) -> bool:
+        """Likewise of boxes."""
+        return self.labelled if self.columns.boxes is None else self.columns.boxes
+
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
             return self._read_mapping(source)
@@ -161,6 +167,10 @@ class _Reader:
             if columns.ignore and not source.columns.ignore:  # the source has classes, but no values
                 splits = {split: ignore_classes(dataset, columns.ignore, name) for split, dataset in splits.items()}
                 source = replace(source, columns=replace(source.columns, ignore=columns.ignore))
+        if columns.boxes:
+            splits = {split: with_box_targets(dataset, name) for split, dataset in splits.items()}
+        if splits and all(dataset.has_box_targets for dataset in splits.values()):
+            return replace(source, splits=splits, columns=replace(source.columns, boxes=True))
         if splits and all(dataset.has_mask_targets for dataset in splits.values()):
             return replace(source, splits=splits, columns=replace(source.columns, masks=True))
         if columns.targets:

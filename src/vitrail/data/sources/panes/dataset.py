@@ -18,6 +18,7 @@ from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits, uniforms
 from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.objects import Objects, build_objects
 from vitrail.data.sources.panes.draw import apply_light, paint, to_uint8
 from vitrail.data.sources.panes.layout import (
     CELLS,
@@ -33,6 +34,8 @@ from vitrail.errors import VitrailError
 
 PANES_CLASSES = tuple(FIGURES)
 PANES_MASK_CLASSES = ("background", "figure")  # of pixels: the figure that decides the label, and all else
+PANES_BOX_CLASSES = ("figure", "ornament")  # ornaments are the smaller objects around the figure
+MIN_VISIBLE = 0.004  # fraction of the image: an object of which less is visible counts as a crowd
 PANES_SPLITS = ("train", "validation", "test")
 FIGURE_NUMBERS = ("angle", "size", "x", "y")  # see figure_numbers
 FIGURE_PANES = 3  # down and across
@@ -104,6 +107,20 @@ class PanesDataset(Dataset):
 
     def instances(self, index: int) -> ndarray:
         return self.scene(index).mask.astype(np.int32)  # one figure per image
+
+    @property
+    def box_names(self) -> tuple[str, ...]:
+        return PANES_BOX_CLASSES
+
+    @property
+    def has_exact_boxes(self) -> bool:
+        return True
+
+    def objects(self, index: int) -> Objects:
+        scene = self.scene(index)
+        visible = np.bincount(scene.instances.ravel(), minlength=len(scene.kinds) + 1)[1:]
+        is_hidden = visible < MIN_VISIBLE * scene.mask.size
+        return build_objects(scene.boxes, scene.kinds >= len(FIGURES), is_hidden, visible)
 
     @property
     def number_names(self) -> tuple[str, ...]:
