@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.tasks.detected_scenes import EMPTY_SCENE, Scene, match_scenes, random_scene
-from vitrail.tasks.box_matching import confusion_with_background
+from tests.tasks.test_box_matching import confusion
 from vitrail.tasks.detected_images import DetectedImages, load_detected_images, stack_detected_images
 from vitrail.tasks.detection_metrics import detection_scores
 
@@ -26,7 +26,9 @@ def test_the_images_are_those_that_were_stacked() -> None:
     images = detected(SCENES, range(len(SCENES)))
     assert len(images) == len(SCENES)
     for (found, objects), scene in zip(images, SCENES, strict=True):
-        np.testing.assert_array_equal(found[:, :4], scene.boxes)
+        np.testing.assert_array_equal(found.boxes, scene.boxes)
+        np.testing.assert_array_equal(found.scores, scene.scores)
+        np.testing.assert_array_equal(found.labels, scene.labels)
         for name in ("boxes", "labels", "crowd", "areas"):
             np.testing.assert_array_equal(getattr(objects, name), getattr(scene.objects, name))
     scores = detection_scores(images.matches(), CLASSES)
@@ -60,5 +62,5 @@ def test_saved_tensors_are_loaded_and_folds_follow_each_other() -> None:
 
 def test_the_confusion_is_the_sum_over_the_images() -> None:
     thresholds = np.array([0.2, 0.4, 0.6, 0.0])
-    expected = sum(confusion_with_background(each.boxes, each.scores, each.labels, each.objects, thresholds) for each in SCENES)
+    expected = sum(confusion(each, thresholds) for each in SCENES)
     np.testing.assert_array_equal(detected(SCENES, range(len(SCENES))).confusion(thresholds), expected)

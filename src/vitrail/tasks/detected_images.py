@@ -5,6 +5,7 @@ n images, d detections, g objects, k classes. Boxes are in pixels of their image
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,16 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.data.sources.objects import Objects
-from vitrail.tasks.box_matching import ImageMatches, confusion_with_background, match_image
+from vitrail.tasks.box_matching import ImageMatches, confusion_with_background, match_image, pair_boxes
 from vitrail.tasks.task import Gather
+
+
+class FoundBoxes(NamedTuple):
+    """The detections in an image."""
+
+    boxes: Float[ndarray, "m 4"]
+    scores: Float[ndarray, " m"]
+    labels: Int[ndarray, " m"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +39,14 @@ class DetectedImages:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __iter__(self) -> Iterator[tuple[Float[ndarray, "_ 6"], Objects]]:
+    def __iter__(self) -> Iterator[tuple[FoundBoxes, Objects]]:
         """Yield the detections and the objects of each image."""
         detections = self.detections.numpy(), self.num_detections.cumsum(0).tolist(), self.num_detections.tolist()
         objects = self.objects.numpy(), self.num_objects.cumsum(0).tolist(), self.num_objects.tolist()
         for image in range(len(self)):
             found, true = (rows[ends[image] - counts[image] : ends[image]] for rows, ends, counts in (detections, objects))
-            yield found, Objects(true[:, :4], true[:, 4].astype(np.int64), true[:, 5] > 0, true[:, 6])
+            boxes = FoundBoxes(found[:, :4], found[:, 4], found[:, 5].astype(np.int64))
+            yield boxes, Objects(true[:, :4], true[:, 4].astype(np.int64), true[:, 5] > 0, true[:, 6])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name, which ``load_detected_images`` reads."""
@@ -45,26 +55,31 @@ class DetectedImages:
     def gathered(self, gather: Gather) -> "DetectedImages":
         """Return the images of all ranks, in the order of the split: equal scores are ranked by it."""
         everything = DetectedImages(*map(gather, self.tensors().values()))
-        return everything.select(everything.indices.argsort(stable=True))
+        return everything.select(everything.indices.argsort(stable=True).tolist())
 
-    def select(self, rows: Int[Tensor, " m"]) -> "DetectedImages":
+    def select(self, rows: Sequence[int]) -> "DetectedImages":
         """Return some of the images."""
-        detections, objects = (
-            torch.cat([values.split(counts.tolist())[row] for row in rows.tolist()] or [values[:0]])
-            for values, counts in ((self.detections, self.num_detections), (self.objects, self.num_objects))
+        detections = self.detections.split(self.num_detections.tolist())
+        objects = self.objects.split(self.num_objects.tolist())
+        place = torch.tensor(rows, dtype=torch.int64)
+        return DetectedImages(
+            self.indices[place],
+            self.num_detections[place],
+            torch.cat([self.detections[:0], *(detections[row] for row in rows)]),
+            self.num_objects[place],
+            torch.cat([self.objects[:0], *(objects[row] for row in rows)]),
         )
-        return DetectedImages(self.indices[rows], self.num_detections[rows], detections, self.num_objects[rows], objects)
 
     def matches(self) -> list[ImageMatches]:
         """Match the detections of each image with its objects."""
-        return [match_image(found[:, :4], found[:, 4], found[:, 5].astype(np.int64), objects) for found, objects in self]
+        return [match_image(*found, objects) for found, objects in self]
 
     def confusion(self, score_thresholds: Float[ndarray, " k"]) -> Int[ndarray, "k+1 k+1"]:
         """Count what is detected as which class, see ``confusion_with_background``."""
         total = np.zeros((len(score_thresholds) + 1,) * 2, np.int64)
         for found, objects in self:
-            labels = found[:, 5].astype(np.int64)
-            total += confusion_with_background(found[:, :4], found[:, 4], labels, objects, score_thresholds)
+            pairs = pair_boxes(*found, objects, score_thresholds)
+            total += confusion_with_background(found.labels, objects, pairs, len(score_thresholds))
         return total
 
 
