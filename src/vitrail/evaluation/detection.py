@@ -108,7 +108,7 @@ def worst_images(
     ]
 
 
-def confusion_details(class_names: Sequence[str], confusion: Int[ndarray, "k+1 k+1"]) -> dict[str, Any]:
+def confusion_details(class_names: Sequence[str], confusion: Int[ndarray, "rows rows"]) -> dict[str, Any]:
     """Return the confusion matrix, whose last row and column are the background, and the pairs that are confused most."""
     names = (*class_names, BACKGROUND)
     wrong = confusion.copy()

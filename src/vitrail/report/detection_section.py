@@ -170,7 +170,7 @@ def _curves(matches: Sequence[ImageMatches], rows: Sequence[Mapping[str, Any]]) 
     yield f'<div style="max-width: 44rem">{chart.to_html()}</div>'
 
 
-def _confusion(confusion: Int[torch.Tensor, "k+1 k+1"], names: Sequence[str]) -> Iterator[str]:
+def _confusion(confusion: Int[torch.Tensor, "rows rows"], names: Sequence[str]) -> Iterator[str]:
     """Show of each class as what its objects are detected."""
     objects = confusion[:-1].sum(1)
     shown = objects.argsort(descending=True, stable=True)[:MAX_CONFUSED]

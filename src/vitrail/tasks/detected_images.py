@@ -5,7 +5,7 @@ n images, d detections, g objects, k classes. Boxes are in pixels of their image
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def stack_detected_images(
     )
 
 
-def load_detected_images(saved: Mapping[str, Tensor]) -> DetectedImages | None:
-    """Return the images of saved tensors; None if they are not among them."""
+def load_detected_images(saved: Mapping[str, Any]) -> DetectedImages | None:
+    """Return the images whose tensors have been saved among others; None if they were not."""
     names = [field.name for field in fields(DetectedImages)]
     return DetectedImages(*(saved[name] for name in names)) if all(name in saved for name in names) else None
