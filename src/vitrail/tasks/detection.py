@@ -169,8 +169,7 @@ class DetectionTask(Task):
         """Return the metrics of some images of a dataset from their detections."""
         return {"ap": 0.0, "ap50": 0.0, "ap75": 0.0}
 
-    def prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
-        """Return what is predicted for an image of this size from the outputs for the whole of it."""
+    def image_prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
         found = self.decode(outputs[None])
         return self.box_prediction(self.restore_boxes(found.boxes[0], size), found.scores[0], found.labels[0], size)
 
