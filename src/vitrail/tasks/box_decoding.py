@@ -1,4 +1,4 @@
-"""From the outputs of a detection model to boxes: peaks of the heat map, in place of anchors and non-maximum suppression.
+"""Decode the outputs of a detection model: the peaks of its heat map, in place of anchors and non-maximum suppression.
 
 b images, k classes, m detections; a map has rows by columns cells, the model's input is height by width.
 """

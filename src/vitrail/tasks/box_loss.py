@@ -21,7 +21,7 @@ EPS = 1e-7
 
 
 class CentreTargets(NamedTuple):
-    """What the map of an image should be."""
+    """Targets for the map of an image."""
 
     heat: Float[Tensor, "k y x"]  # 1 at the centre of an object
     counts: Bool[Tensor, "k y x"]  # False inside of a crowd

@@ -213,8 +213,7 @@ class DetectionTask(Task):
         rows = [torch.from_numpy(np.column_stack(found)[found.scores >= MIN_SCORE]) for found, _ in detected]
         return [self.box_prediction(each[:, :4], each[:, 4], each[:, 5].long(), None) for each in rows]
 
-    def prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
-        """Return what is predicted for an image of this size from the outputs for the whole of it."""
+    def image_prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
         found = self.decode(outputs[None])
         return self.box_prediction(self.restore_boxes(found.boxes[0], size), found.scores[0], found.labels[0], size)
 
