@@ -1,4 +1,4 @@
-"""``vitrail data``: check, show, pack, shard and download datasets."""
+"""``vitrail data``: check, show, convert, pack, shard and download datasets."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
+from vitrail.cli.data_convert import convert
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import (
     IgnoreOption,
@@ -23,7 +24,7 @@ from vitrail.errors import VitrailError, printable
 
 data = typer.Typer(
     name="data",
-    help="Check, show, pack, shard and download datasets.",
+    help="Check, show, convert, pack, shard and download datasets.",
     epilog="Example: vitrail data check photos",
     no_args_is_help=True,
     cls=Group,
@@ -158,6 +159,9 @@ def show(
     for name, cost in fits.items():
         add_row(table, name, f"{cost.lost:.1%}", f"{cost.padding:.1%}", f"{cost.distortion:.2f}")
     make_console().print(table)
+
+
+data.command(cls=Command, epilog="Example: vitrail data convert coco yolo --to yolo")(convert)
 
 
 @data.command(cls=Command, epilog="Example: vitrail data pack photos photos.pack --size 256")
