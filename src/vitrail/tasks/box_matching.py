@@ -1,7 +1,7 @@
 """Matching of detections with the objects of an image, as COCO's evaluation has it, and the confusion of classes.
 
-d detections, g objects, k classes, a area ranges, t IoU thresholds. The best detections come first, and each is matched with
-the free object of its class that it overlaps most. One that is matched with a crowd, or with an object outside of the area range,
+d detections, g objects, k classes, a area ranges, t IoU thresholds. The best detections come first; each is matched with the
+free object of its class that it overlaps most. One that is matched with a crowd, or with an object outside of the area range,
 is neither right nor wrong.
 """
 
