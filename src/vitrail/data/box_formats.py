@@ -57,12 +57,12 @@ class BoxFormat(ABC):
         if CROWDS in self.lacks and objects.crowd.any():
             lost[CROWDS] = int(objects.crowd.sum())
             objects = objects[~objects.crowd]
+        if AREAS in self.lacks and (other := int((~np.isclose(objects.areas, box_areas(objects.boxes), rtol=0.01)).sum())):
+            lost[AREAS] = other
         if OUTSIDE in self.lacks:
             clipped = np.clip(objects.boxes, 0, [size[1], size[0]] * 2)
             if changed := int((clipped != objects.boxes).any(axis=1).sum()):
                 lost[OUTSIDE], objects = changed, replace(objects, boxes=clipped)
-        if AREAS in self.lacks and (other := int((~np.isclose(objects.areas, box_areas(objects.boxes), rtol=0.01)).sum())):
-            lost[AREAS] = other
         return objects, lost
 
     def note(self, what: str, count: int) -> str:
@@ -73,7 +73,8 @@ class BoxFormat(ABC):
         if what == OUTSIDE:
             cut = "a box that reaches out of its image ends" if count == 1 else f"{count:,} boxes that reach out end"
             return f"{self.name} has fractions of the image: {cut} at its edge"
-        return f"{self.name} has no areas: metrics sort {count:,} objects by the area of their box, no longer of their mask"
+        sorted_by = "an object by the area of its box" if count == 1 else f"{count:,} objects by the areas of their boxes"
+        return f"{self.name} has no areas: metrics sort {sorted_by}, no longer by another one"
 
 
 class CocoFormat(BoxFormat):

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -49,7 +49,7 @@ class ConvertReport:
 
 
 def convert_boxes(
-    out: Path, splits: dict[str, Dataset], to: str, *, progress: Progress | None = None, workers: int | None = None
+    out: Path, splits: Mapping[str, Dataset], to: str, *, progress: Progress | None = None, workers: int | None = None
 ) -> ConvertReport:
     """Write a dataset of boxes as ``coco``, ``yolo``, ``voc`` or ``csv``. What the format cannot hold is in the notes."""
     if to not in FORMATS:
@@ -76,7 +76,7 @@ def convert_boxes(
     return report
 
 
-def _unique_stems(splits: dict[str, Dataset]) -> dict[str, list[str]]:
+def _unique_stems(splits: Mapping[str, Dataset]) -> dict[str, list[str]]:
     """Return a file name for each image, without its extension: its own, or with a number if another split has it, too."""
     used = set[str]()
     stems = dict[str, list[str]]()

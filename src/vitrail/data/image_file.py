@@ -38,5 +38,5 @@ def explain_unusable(description: str, error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{description} cannot be read: {error.strerror or error}"
     if isinstance(error, VitrailError):
-        return str(error) if description in str(error) else f"{description} {error}"
+        return str(error) if description in str(error) else f"{description} {str(error).removeprefix('the image ')}"
     return f"{description} cannot be decoded: {error or type(error).__name__}"
