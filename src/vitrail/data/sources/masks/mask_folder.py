@@ -40,7 +40,7 @@ class MaskFileDataset(ImageFileDataset):
 
     masks: Sequence[str]  # relative to the root
     classes: MaskClasses
-    objects: Sequence[str] = ()  # relative to the root; empty: there are none
+    object_masks: Sequence[str] = ()  # relative to the root; empty: there are none
 
     @property
     def mask_names(self) -> tuple[str, ...]:
@@ -56,9 +56,9 @@ class MaskFileDataset(ImageFileDataset):
             return self._upright(self.classes.encode(decode_mask(read_image_file(path))), index)
 
     def instances(self, index: int) -> Int32[ndarray, "h w"] | None:
-        if not self.objects:
+        if not self.object_masks:
             return None
-        path = self.root / self.objects[index]
+        path = self.root / self.object_masks[index]
         with naming_mask("mask of objects", path):
             objects = decode_mask(read_image_file(path))
             values = objects.indices()
