@@ -48,7 +48,7 @@ def write_boxed(root: Path, objects: Sequence[Objects], faults: tuple[BoxFault, 
     """Write an image for each of the objects, and return them as a dataset."""
     paths = [f"{number}.jpg" for number in range(len(objects))]
     for number, path in enumerate(paths):
-        write_image(root / path, number + sum(map(ord, root.name)), (HEIGHT, WIDTH))
+        write_image(root / path, number + 100 * sum(map(ord, root.name)), (HEIGHT, WIDTH))
     labels = np.full(len(objects), -1, np.int64)
     return BoxedFiles(root, paths, labels, NAMES, objects, faults, key)
 

@@ -15,8 +15,10 @@ from vitrail.cli.options import (
     LabelsColumnOption,
     SeparatorOption,
     TargetOption,
+    TargetsOption,
     check_output_file,
     parse_size,
+    with_targets,
 )
 from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.data.preprocess import Fit
@@ -57,6 +59,7 @@ def check(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     ignore: IgnoreOption = None,
+    task: TargetsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
@@ -67,7 +70,7 @@ def check(
 
     if page is not None:
         check_output_file(page, "--page", source, (".html",))
-    columns = choose_columns(labels_column, separator, target, ignore)
+    columns = with_targets(choose_columns(labels_column, separator, target, ignore), task)
     with progress_bars() as on_progress:
         report = check_dataset(open_dataset(source, columns=columns, progress=on_progress), on_progress)
     if page is not None:
@@ -116,6 +119,7 @@ def show(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     ignore: IgnoreOption = None,
+    task: TargetsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a training batch as the model sees it, augmented, and what cropping, padding or stretching costs."""
@@ -135,7 +139,7 @@ def show(
     if not 1 <= batch <= MAX_BATCH_IMAGES:
         raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
-    columns = choose_columns(labels_column, separator, target, ignore)
+    columns = with_targets(choose_columns(labels_column, separator, target, ignore), task)
     with progress_bars() as on_progress:
         report = drop_unusable(
             open_dataset(source, columns=columns, progress=on_progress), on_progress

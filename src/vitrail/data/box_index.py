@@ -43,8 +43,8 @@ class BoxIndex:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
-    def starts(self) -> Int[ndarray, " n+1"]:
-        """The first object of each image, and the number of all."""
+    def starts(self) -> ndarray:
+        """n + 1: the first object of each image, and the number of all."""
         return np.append(0, np.cumsum(self.counts))
 
     def of_image(self, index: int) -> Objects:
@@ -58,8 +58,7 @@ class BoxIndex:
 
     def hashes(self) -> ndarray:
         """Return a hash of the objects of each image, n 16."""
-        columns = vars(self.objects).values()
-        rows = np.column_stack([np.asarray(column, "<f8").reshape(len(self.objects), -1) for column in columns])
+        rows = np.column_stack(list(vars(self.objects).values())).astype("<f8")
         parts = (rows[start:stop] for start, stop in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True))
         digests = b"".join(hashlib.blake2b(part.tobytes(), digest_size=HASH_BYTES).digest() for part in parts)
         return np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES)
