@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from vitrail.data.box_formats import FORMATS, BoxFormat, WrittenImage, check_class_names
-from vitrail.data.decode import SIDEWAYS_ORIENTATIONS, stored_size
 from vitrail.data.image_file import encode_image_file, explain_unusable
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images, with_box_targets
 from vitrail.data.sources.objects import Objects
 from vitrail.data.sources.scan_folder import IMAGE_SUFFIXES
+from vitrail.data.transforms import upright_size
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.io import fsync_path
 from vitrail.system import available_cores
@@ -160,7 +159,7 @@ class _Images:
         """Write an image, or return a sentence that says why it or its boxes cannot be used."""
         try:
             content = self.dataset.read(index)
-            size = _upright_size(content)
+            size = upright_size(self.dataset, index, content)
             extension, encoded = encode_image_file(content)
             objects, lost = self.box_format.reduce(self.dataset.objects(index), size)
         except MemoryError:  # transient
@@ -175,13 +174,6 @@ class _Images:
         path.write_bytes(encoded)
         fsync_path(path)
         return WrittenImage(name, size, objects), lost
-
-
-def _upright_size(content: bytes | ndarray) -> tuple[int, int]:
-    if isinstance(content, ndarray):
-        return content.shape[0], content.shape[1]
-    (height, width), orientation = stored_size(content)
-    return (width, height) if orientation in SIDEWAYS_ORIENTATIONS else (height, width)
 
 
 def _to_record(split: str, image: WrittenImage) -> str:
