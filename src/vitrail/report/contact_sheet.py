@@ -33,15 +33,16 @@ def contact_sheet(
     font = ImageFont.load_default(11)
     wrapped = [_wrap(caption, font, side) for caption in captions]
     extra = LINE_HEIGHT * (max(map(len, wrapped), default=1) - 1)
-    cell = side + GAP, side + CAPTION_HEIGHT + extra + GAP
+    drawn = [_fit(image.convert("RGB"), side) for image in images]
+    height = max((round(side * image.height / max(image.size)) for image in images), default=side)  # of the tallest
+    cell = side + GAP, height + CAPTION_HEIGHT + extra + GAP
     page = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), PAPER)
     pen = ImageDraw.Draw(page)
-    for number, (image, lines) in enumerate(zip(images, wrapped, strict=True)):
+    for number, (image, lines) in enumerate(zip(drawn, wrapped, strict=True)):
         left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
-        resized = _fit(image.convert("RGB"), side)
-        page.paste(resized, (left + (side - resized.width) // 2, top + (side - resized.height) // 2))
+        page.paste(image, (left + (side - image.width) // 2, top + (height - image.height) // 2))
         for row, line in enumerate(lines):
-            pen.text((left, top + side + 2 + row * LINE_HEIGHT), _truncate(line, font, side), INK, font)
+            pen.text((left, top + height + 2 + row * LINE_HEIGHT), _truncate(line, font, side), INK, font)
     return page
 
 
