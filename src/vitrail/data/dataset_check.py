@@ -77,7 +77,7 @@ class DatasetReport:
 
     @property
     def target_noun(self) -> str:
-        """What images have: masks, boxes or labels."""
+        """Name of the targets in a sentence: masks, boxes or labels."""
         return "masks" if self.masks is not None else "boxes" if self.boxes is not None else "labels"
 
     @property
