@@ -93,7 +93,7 @@ class BoxRows:
     declared: Mapping[str, tuple[str, ...]]  # class names of a column of numbers
 
 
-def read_box_rows(rows: BoxRows, found: BoxColumns, labelled: bool, progress: Progress | None = None) -> SourceSplits:
+def read_box_rows(rows: BoxRows, box_columns: BoxColumns, labelled: bool, progress: Progress | None = None) -> SourceSplits:
     """Return the images of a table by split, each once, with boxes as targets; without any if they need not be labelled."""
     names, first, image_of = np.unique(np.array(list(rows.images), object), return_index=True, return_inverse=True)
     order = np.argsort(first)  # images are in the order of their first rows
@@ -110,11 +110,11 @@ def read_box_rows(rows: BoxRows, found: BoxColumns, labelled: bool, progress: Pr
     }
     if not labelled:
         return SourceSplits(dict(datasets))
-    boxes, is_box = _boxes(rows, found)
-    labels, class_names = _labels(rows, found, is_box)
+    boxes, is_box = _boxes(rows, box_columns)
+    labels, class_names = _labels(rows, box_columns, is_box)
     in_fractions = are_fractions(boxes[is_box])
-    crowd = _flags(rows, found)
-    sizes = _sizes(rows, found, first)
+    crowd = _flags(rows, box_columns)
+    sizes = _sizes(rows, box_columns, first)
     splits = dict[str, AnnotatedBoxes]()
     for split, dataset in datasets.items():
         index_of = np.full(len(images), -1, np.int64)
@@ -127,8 +127,8 @@ def read_box_rows(rows: BoxRows, found: BoxColumns, labelled: bool, progress: Pr
         splits[split] = with_annotations(
             dataset, annotations, class_names, lambda _, row: f"{rows.path}, {rows.row_name(row)}", progress
         )
-    notes = (*box_notes(rows.path, splits), *_notes(found, in_fractions))
-    return SourceSplits(dict(splits), notes, Columns(labels=found.label, boxes=True))
+    notes = (*box_notes(rows.path, splits), *_notes(box_columns, in_fractions))
+    return SourceSplits(dict(splits), notes, Columns(labels=box_columns.label, boxes=True))
 
 
 def _split_of_images(rows: BoxRows, images: list[str], image_of: ndarray, first: ndarray) -> ndarray:
@@ -146,19 +146,19 @@ def _split_of_images(rows: BoxRows, images: list[str], image_of: ndarray, first:
     return np.array(rows.splits.values)[codes[first]]
 
 
-def _boxes(rows: BoxRows, found: BoxColumns) -> tuple[Float[ndarray, "m 4"], ndarray]:
+def _boxes(rows: BoxRows, box_columns: BoxColumns) -> tuple[Float[ndarray, "m 4"], ndarray]:
     """Return left, top, right and bottom of each row, and whether it has a box."""
-    columns = [_numbers(rows, name) for name in found.corners]
+    columns = [_numbers(rows, name) for name in box_columns.corners]
     is_empty = np.stack([empty for _, empty in columns], axis=1)
     if len(partly := np.flatnonzero(is_empty.any(axis=1) & ~is_empty.all(axis=1))):
         row = int(partly[0])
-        name = found.corners[int(np.argmax(is_empty[row]))]
+        name = box_columns.corners[int(np.argmax(is_empty[row]))]
         raise VitrailError(
             f"{rows.path}, {rows.row_name(row)}: the box has no {name}; fill it in, or leave all four empty for an image "
             "without objects"
         )
     boxes = np.stack([numbers for numbers, _ in columns], axis=1)
-    if found.have_sides:
+    if box_columns.have_sides:
         boxes[:, 2:] += boxes[:, :2]
     return boxes, ~is_empty[:, 0]
 
@@ -181,22 +181,24 @@ def _numbers(rows: BoxRows, name: str) -> tuple[Float[ndarray, " m"], ndarray]:
     return values[column.codes], is_empty[column.codes]
 
 
-def _labels(rows: BoxRows, found: BoxColumns, is_box: ndarray) -> tuple[Int[ndarray, " m"], tuple[str, ...]]:
+def _labels(rows: BoxRows, box_columns: BoxColumns, is_box: ndarray) -> tuple[Int[ndarray, " m"], tuple[str, ...]]:
     """Return the class of each row, and the names of the classes."""
-    if found.label is None:
+    if box_columns.label is None:
         return np.zeros(len(is_box), np.int64), (ONLY_CLASS,)
-    column = rows.columns[found.label]
+    column = rows.columns[box_columns.label]
     used = np.unique(column.codes[is_box]).tolist()
     names = [_text(value) for value in column.values]
     if (unnamed := next((code for code in used if not names[code]), None)) is not None:
         row = int(np.flatnonzero(is_box & (column.codes == unnamed))[0])
-        raise VitrailError(f"{rows.path}, {rows.row_name(row)}: the box has no {found.label}; fill it in or remove the line")
-    if (declared := rows.declared.get(found.label)) is not None:
+        raise VitrailError(
+            f"{rows.path}, {rows.row_name(row)}: the box has no {box_columns.label}; fill it in or remove the line"
+        )
+    if (declared := rows.declared.get(box_columns.label)) is not None:
         invalid = next((code for code in used if not names[code].isdecimal() or int(names[code]) >= len(declared)), None)
         if invalid is not None:
             where = rows.row_name(column.row_of(invalid))
             raise VitrailError(
-                f"{rows.path}, {where}: {found.label} must be a class from 0 to {len(declared) - 1}, got {names[invalid]}"
+                f"{rows.path}, {where}: {box_columns.label} must be a class from 0 to {len(declared) - 1}, got {names[invalid]}"
             )
         names = [declared[int(name)] if code in used else "" for code, name in enumerate(names)]
     class_names = declared or natural_sorted({names[code] for code in used})
@@ -211,24 +213,24 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _flags(rows: BoxRows, found: BoxColumns) -> ndarray:
-    if found.crowd is None:
+def _flags(rows: BoxRows, box_columns: BoxColumns) -> ndarray:
+    if box_columns.crowd is None:
         return np.zeros(len(rows.images), bool)
-    column = rows.columns[found.crowd]
+    column = rows.columns[box_columns.crowd]
     return np.array([_text(value).lower() in TRUE for value in column.values], bool)[column.codes]
 
 
-def _sizes(rows: BoxRows, found: BoxColumns, first: ndarray) -> Int[ndarray, "n 2"]:
+def _sizes(rows: BoxRows, box_columns: BoxColumns, first: ndarray) -> Int[ndarray, "n 2"]:
     """Return height and width of each image as its first row has them, 0 if there are none."""
-    if found.size is None:
+    if box_columns.size is None:
         return np.zeros((len(first), 2), np.int64)
-    sides = np.stack([_numbers(rows, name)[0][first] for name in found.size], axis=1)
+    sides = np.stack([_numbers(rows, name)[0][first] for name in box_columns.size], axis=1)
     return np.where(np.isfinite(sides).all(axis=1, keepdims=True) & (sides > 0), sides, 0).astype(np.int64)
 
 
-def _notes(found: BoxColumns, in_fractions: bool) -> Iterator[str]:
-    meaning = "left, top, width and height" if found.have_sides else "left, top, right and bottom"
+def _notes(box_columns: BoxColumns, in_fractions: bool) -> Iterator[str]:
+    meaning = "left, top, width and height" if box_columns.have_sides else "left, top, right and bottom"
     unit = "fractions of the image" if in_fractions else "pixels"
-    yield f"boxes are in the columns {', '.join(found.corners)}: {meaning}, in {unit}"
-    if found.label is None:
+    yield f"boxes are in the columns {', '.join(box_columns.corners)}: {meaning}, in {unit}"
+    if box_columns.label is None:
         yield f"no column names a class, so all boxes are of one, {ONLY_CLASS!r}"
