@@ -38,6 +38,7 @@ from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 from vitrail.tasks.thresholds import DEFAULT_THRESHOLD, check_threshold, read_thresholds
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+ROW_COLUMNS = ("label", "score", "left", "top", "right", "bottom")  # of a CSV file with a row per box
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class DetectionPrediction(Prediction):
 
     def cells(self) -> dict[str, Any]:
         return {"objects": len(self.boxes), "labels": ";".join(box.label for box in self.boxes)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each box; without any, an empty one, which says that there is no object."""
+        columns = ((found.label, found.score, *found.box) for found in self.boxes)
+        return [dict(zip(ROW_COLUMNS, each, strict=True)) for each in columns] or [{}]
 
     def plain(self) -> dict[str, Any]:
         size = None if self.size is None else list(self.size)
@@ -268,6 +274,9 @@ class DetectionTask(Task):
 
     def columns(self, top_k: int) -> list[str]:
         return ["objects", "labels"]
+
+    def row_columns(self, top_k: int) -> list[str]:
+        return list(ROW_COLUMNS)
 
     def table_columns(self) -> dict[str, int]:
         return {"objects": 8, "found": 40}

@@ -37,8 +37,12 @@ class Prediction:
     error: str | None = None
 
     def cells(self) -> dict[str, Any]:
-        """Return the prediction as plain values by column, for a CSV file."""
+        """Return the prediction as plain values by column, in a row for the image."""
         return {name: getattr(self, name) for name in prediction_fields(type(self))}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the prediction as rows of a CSV file, plain values by column: one, or one for each of its objects."""
+        return [self.cells()]
 
     def plain(self) -> dict[str, Any]:
         """Return the prediction as plain values by field, for JSON."""
@@ -258,6 +262,10 @@ class Task(ABC):
     def columns(self, top_k: int) -> list[str]:
         """List the columns that the cells of a prediction may have."""
         return prediction_fields(self.prediction_class)
+
+    def row_columns(self, top_k: int) -> list[str]:
+        """List the columns that the ``rows`` of a prediction may have."""
+        return self.columns(top_k)
 
     def table_columns(self) -> dict[str, int]:
         """Return the columns of a printed table of predictions, with the width of their texts."""
