@@ -35,6 +35,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft)
   th, td { overflow-wrap: break-word; } .headline .soft { display: block; line-height: 1.5; } }
 .matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
              background: color-mix(in srgb, var(--bar) calc(var(--fraction) * 100%), transparent); }
+.matrix th, .matrix td { overflow-wrap: normal; }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; max-width: none; }
