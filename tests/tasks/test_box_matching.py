@@ -9,7 +9,7 @@ from numpy import ndarray
 from tests.reference_libraries import reference_library
 from tests.tasks.detected_scenes import EMPTY_SCENE, Scene, random_boxes, random_scene
 from vitrail.data.sources.objects import NO_OBJECTS, build_objects
-from vitrail.tasks.box_matching import RIGHT, UNCOUNTED, WRONG, box_iou, confusion_with_background, match_image
+from vitrail.tasks.box_matching import RIGHT, UNCOUNTED, WRONG, box_iou, confusion_with_background, match_image, pair_boxes
 
 CLASSES = 4
 LOW = np.zeros(CLASSES)  # score thresholds
@@ -69,7 +69,8 @@ def test_only_the_best_detections_of_each_class_are_kept() -> None:
 
 
 def confusion(scene: Scene, thresholds: ndarray = LOW) -> ndarray:
-    return confusion_with_background(scene.boxes, scene.scores, scene.labels, scene.objects, thresholds)
+    pairs = pair_boxes(scene.boxes, scene.scores, scene.labels, scene.objects, thresholds)
+    return confusion_with_background(scene.labels, scene.objects, pairs, len(thresholds))
 
 
 @pytest.mark.parametrize("seed", range(6))

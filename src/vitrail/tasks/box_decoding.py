@@ -21,7 +21,7 @@ class Detections(NamedTuple):
     labels: Int[Tensor, "b m"]
 
 
-def decode_boxes(outputs: Float[Tensor, "b k+4 rows columns"], size: ImageSize, max_detections: int = 100) -> Detections:
+def decode_boxes(outputs: Float[Tensor, "b channels rows columns"], size: ImageSize, max_detections: int = 100) -> Detections:
     """Return the detections of each image: the cells that are the maximum of their 3 x 3 neighbours in the heat map of a class.
 
     ``size``: height and width of the model's input.

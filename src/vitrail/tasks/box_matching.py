@@ -20,6 +20,7 @@ MAX_AREA = 1e10
 AREA_RANGES = {"all": (0, MAX_AREA), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, MAX_AREA)}  # in pixels
 MAX_THRESHOLD = 1 - 1e-10  # rounding must not keep equal boxes from a match at an IoU of 1
 WRONG, RIGHT, UNCOUNTED = 0, 1, 2  # outcomes of a detection
+BACKGROUND = "background"  # name of the last row and column of a confusion matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,36 +69,49 @@ def match_image(
     return ImageMatches(scores, labels, ranks, outcomes, objects.labels, counted, tuple(thresholds))
 
 
-def confusion_with_background(
+@dataclass(frozen=True, eq=False)
+class BoxPairs:
+    """Detections that are above their score thresholds, each with the object that it stands for, of whatever class."""
+
+    detections: Int[ndarray, " m"]  # index of each, the best first
+    objects: Int[ndarray, " m"]  # index of its object; -1: it has none
+    excused: Bool[ndarray, " m"]  # whether it has none because it is in a crowd of its class
+
+
+def pair_boxes(
     boxes: Float[ndarray, "d 4"],
     scores: Float[ndarray, " d"],
     labels: Int[ndarray, " d"],
     objects: Objects,
     score_thresholds: Float[ndarray, " k"],
     threshold: float = 0.5,
-) -> Int[ndarray, "k+1 k+1"]:
-    """Count the objects of an image by their class (rows) and the detected one (columns); the last row is of detections
-    without an object, the last column of objects without a detection.
-
-    Detections below the score threshold of their class do not exist. The others are matched within their class first, so that
-    the diagonal has what is right; then with what is left, whatever its class. Crowds have no row.
-    """
-    classes = len(score_thresholds)
+) -> BoxPairs:
+    """Pair detections above the score threshold of their class with objects that they overlap enough: within the class first,
+    so that these pairs are the matches of the metrics; then those that are left, whatever their class."""
     kept = np.flatnonzero(scores >= score_thresholds[labels])
     kept = kept[np.argsort(-scores[kept], kind="stable")]
-    labels, overlap = labels[kept], box_iou(boxes[kept].astype(np.float64), objects.boxes, objects.crowd)
-    level, same = min(threshold, MAX_THRESHOLD), labels[:, None] == objects.labels
-    found, is_free = np.full(len(kept), classes), ~objects.crowd
+    overlap = box_iou(boxes[kept].astype(np.float64), objects.boxes, objects.crowd)
+    enough, same = overlap >= min(threshold, MAX_THRESHOLD), labels[kept][:, None] == objects.labels
+    paired, is_free = np.full(len(kept), -1), ~objects.crowd
     for of_one_class in (True, False):
-        for detection in np.flatnonzero(found == classes).tolist():
-            near = np.flatnonzero(is_free & (same[detection] == of_one_class) & (overlap[detection] >= level))[::-1]
+        for detection in np.flatnonzero(paired < 0).tolist():
+            near = np.flatnonzero(is_free & (same[detection] == of_one_class) & enough[detection])[::-1]
             if len(near):
-                best = near[overlap[detection, near].argmax()]
-                found[detection], is_free[best] = objects.labels[best], False
-    is_excused = (found == classes) & (same & objects.crowd & (overlap >= level)).any(1)
-    missed = objects.labels[is_free & ~objects.crowd]
-    rows = np.concatenate([found[~is_excused], missed])
-    columns = np.concatenate([labels[~is_excused], np.full(len(missed), classes)])
+                paired[detection] = near[overlap[detection, near].argmax()]
+                is_free[paired[detection]] = False
+    return BoxPairs(kept, paired, (paired < 0) & (same & objects.crowd & enough).any(1))
+
+
+def confusion_with_background(
+    labels: Int[ndarray, " d"], objects: Objects, pairs: BoxPairs, classes: int
+) -> Int[ndarray, "{classes}+1 {classes}+1"]:
+    """Count the objects of an image by their class (rows) and the detected one (columns); the last row is of detections
+    without an object, the last column of objects without a detection. Crowds have no row."""
+    missed = np.setdiff1d(np.flatnonzero(~objects.crowd), pairs.objects)
+    counted = ~pairs.excused
+    true = np.append(objects.labels, classes)[pairs.objects[counted]]  # the last is the background
+    rows = np.concatenate([true, objects.labels[missed]])
+    columns = np.concatenate([labels[pairs.detections[counted]], np.full(len(missed), classes)])
     return np.bincount(rows * (classes + 1) + columns, minlength=(classes + 1) ** 2).reshape(classes + 1, classes + 1)
 
 

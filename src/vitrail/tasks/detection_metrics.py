@@ -22,7 +22,22 @@ MAX_BOOTSTRAP_NUMEL = 2**31  # detections times resamples; of larger splits ther
 MIN_RESAMPLES = 100
 CHUNK_NUMEL = 2**18  # detections times resamples at a time: a few MiB, which a cache holds
 BOOTSTRAP_METRICS = ("ap", "ap50", "ap75")  # those that have intervals
+METRIC_TITLES = {
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    "ap_small": "AP of small objects",
+    "ap_medium": "AP of medium objects",
+    "ap_large": "AP of large objects",
+    "ar1": "AR, 1 detection",
+    "ar10": "AR, 10 detections",
+    "ar100": "AR, 100 detections",
+    "ar_small": "AR of small objects",
+    "ar_medium": "AR of medium objects",
+    "ar_large": "AR of large objects",
+}
 CURVE_IOU = 0.5
+DEFAULT_THRESHOLD = 0.5  # score threshold of a class of which no detection is right
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +149,11 @@ def class_rows(
 def precision_recall_curves(matches: Sequence[ImageMatches], num_classes: int) -> list[PrecisionRecall]:
     """Return the curve of each class."""
     return [_curve(each.within(MAX_DETECTIONS[-1])) for each in _by_class(matches, num_classes)]
+
+
+def score_thresholds(rows: Sequence[Mapping[str, Any]]) -> Float[ndarray, " k"]:
+    """Return the score threshold of each class from its ``class_rows``."""
+    return np.array([DEFAULT_THRESHOLD if row["threshold"] is None else row["threshold"] for row in rows], np.float64)
 
 
 def image_average_precision(matches: ImageMatches) -> float:

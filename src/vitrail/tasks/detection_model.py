@@ -61,7 +61,7 @@ class CentreHead(nn.Module):
         with torch.no_grad():
             self.boxes.bias[2:] = 1.5  # sides of four to five cells
 
-    def forward(self, layers: Sequence[Float[Tensor, "b n d"]], grid: Grid) -> Float[Tensor, "b k+4 rows columns"]:
+    def forward(self, layers: Sequence[Float[Tensor, "b n d"]], grid: Grid) -> Float[Tensor, "b channels rows columns"]:
         x = torch.cat([norm(tokens) for norm, tokens in zip(self.norms, layers, strict=True)], dim=-1)
         x = self.upsampling(rearrange(self.project(x), "b (y x) c -> b y x c", y=grid[0]))
         near = rearrange(self.neighbours(rearrange(x, "b y x c -> b c y x")), "b c y x -> b y x c")
