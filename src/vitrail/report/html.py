@@ -18,7 +18,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
        max-width: 68rem; }
 h1 { font-size: 1.6rem; font-weight: 600; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 p { max-width: 44rem; } .soft { color: var(--soft); } .bad { color: var(--bad); } .good { color: var(--good); }
-table { border-collapse: collapse; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; } .wide { overflow-x: auto; } .wide :is(th, td):first-child { min-width: 4.5rem; }
 th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere; } th { font-weight: 600; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
