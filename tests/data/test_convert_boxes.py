@@ -121,20 +121,33 @@ def test_what_is_written_is_the_dataset(to: str, tmp_path: Path) -> None:
             rows = found[split][f"{stem}.jpg"]
             assert [name for name, _, _ in rows] == [NAMES[label] for label in objects.labels]
             assert [crowd for _, _, crowd in rows] == objects.crowd.tolist()
-            expected = np.clip(objects.boxes, 0, [WIDTH, HEIGHT] * 2) if to == "yolo" else objects.boxes
+            is_clipped = to in ("yolo", "voc")
+            expected = np.clip(objects.boxes, 0, [WIDTH, HEIGHT] * 2) if is_clipped else objects.boxes
             np.testing.assert_allclose(np.array([box for _, box, _ in rows]).reshape(-1, 4), expected, atol=1e-6)
 
 
 def test_what_a_format_cannot_hold_is_said(tmp_path: Path) -> None:
     data = splits(tmp_path)
     assert convert_boxes(tmp_path / "coco", data, "coco").notes == []
-    notes = convert_boxes(tmp_path / "yolo", data, "yolo").notes
-    assert notes == [
-        "YOLO has no areas: metrics sort an object by the area of its box, no longer by another one",
+    area = "has no areas: metrics sort an object by the area of its box, no longer by another one"
+    outside = "are inside of their image: a box that reaches out ends at its edge"
+    assert set(convert_boxes(tmp_path / "yolo", data, "yolo").notes) == {
+        f"YOLO {area}",
+        f"boxes of YOLO {outside}",
         "YOLO has no crowds: a crowd is left out, and counts as background",
-        "YOLO has fractions of the image: a box that reaches out of its image ends at its edge",
-    ]
-    assert len(convert_boxes(tmp_path / "voc", data, "voc").notes) == 1
+    }
+    pixel = build_objects([[3, 4, 4, 9]], [1])
+    data |= {"test": write_boxed(tmp_path / "c", [pixel, pixel])}
+    assert set(convert_boxes(tmp_path / "voc", data, "voc").notes) == {
+        f"Pascal VOC {area}",
+        f"boxes of Pascal VOC {outside}",
+        "2 boxes of one pixel have the same corner twice in Pascal VOC, and will be taken for degenerate",
+        "Pascal VOC has no list of classes, so their order becomes that of their names",
+    }
+    only_dogs = {"train": write_boxed(tmp_path / "d", [build_objects([[3, 4, 5, 9]], [1])])}
+    assert convert_boxes(tmp_path / "dogs", only_dogs, "voc").notes[0] == (
+        "Pascal VOC has no list of classes, so those without a box are lost: cat, bird & wing"
+    )
 
 
 @pytest.mark.parametrize("to", PARSERS)
