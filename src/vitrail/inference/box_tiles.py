@@ -3,8 +3,7 @@ together again. Boxes of one tile are never taken for each other, however much t
 
 Neighbouring tiles share a strip of the image, in which both see the same: two boxes of a class are one object if they agree
 there. A box that ends at an inner edge of its tile is cut. If it begins in the neighbouring tile, that one shows more of the
-object, and the box is left out; if it begins before, each tile has a part, and the object spans both. Boxes that are larger
-than a tile are those of the image as a whole, too.
+object, and the box is left out; if it begins before, each tile has a part, and the object spans both.
 
 m boxes, v views of objects; left, top, right, bottom in pixels of the image.
 """
@@ -19,8 +18,6 @@ from jaxtyping import Bool, Float, Int, Num
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.data.decode import ImageSize
-from vitrail.data.transforms import to_pixels
 from vitrail.inference.predictor import Predictor, require_finite
 from vitrail.inference.tiles import TileWindow, Tiling, tile_outputs, tile_preprocess
 from vitrail.tasks.detection import DetectionTask
@@ -77,8 +74,6 @@ def detect_in_tiles(
         for column, tile in enumerate(outputs):
             across, down = _neighbours(lefts, column, tiling.size[1]), _neighbours(tops, row, tiling.size[0])
             tiles.append(_detect_in_tile(tile_task, require_finite(tile.outputs, predictor), tile.window, (across, down)))
-    whole = torch.from_numpy(predictor.outputs(to_pixels(pixels, predictor.preprocess)[None]))[0]
-    tiles.append(_detect_large(task, require_finite(whole, predictor), tiling, size))
     return torch.from_numpy(merge_tiles(tiles))
 
 
@@ -103,17 +98,6 @@ def _detect_in_tile(
     begins_after = cut_ends & (boxes[:, :2] > after + INSIDE_CELLS * cell)
     every = TileBoxes(np.array(window, np.float64), boxes, rows[:, 4], rows[:, 5], np.concatenate([cut_starts, cut_ends], 1))
     return every[~(begins_before | begins_after).any(1)]
-
-
-def _detect_large(
-    task: DetectionTask, outputs: Float[Tensor, "channels rows columns"], tiling: Tiling, size: ImageSize
-) -> TileBoxes:
-    """Return the boxes that the image as a whole shows and are larger than a tile."""
-    rows = task.detect(outputs, size).numpy()
-    is_large = (rows[:, 2:4] - rows[:, :2] > (tiling.size[1], tiling.size[0])).any(1)
-    rows = rows[is_large]
-    window = np.array([0, 0, size[1], size[0]], np.float64)
-    return TileBoxes(window, rows[:, :4], rows[:, 4], rows[:, 5], np.zeros((len(rows), 4), bool))
 
 
 def merge_tiles(tiles: Iterable[TileBoxes]) -> Float[ndarray, "m 6"]:
