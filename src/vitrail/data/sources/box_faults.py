@@ -14,6 +14,7 @@ NOT_FINITE, DEGENERATE, OUTSIDE, PARTLY_OUTSIDE = "not finite", "degenerate", "o
 LEFT_OUT = (NOT_FINITE, DEGENERATE, OUTSIDE)
 KINDS = ("", *LEFT_OUT, PARTLY_OUTSIDE)  # by the codes of ``find_faults``
 TOLERANCE = 1.0  # pixels that a box may reach out by rounding, or by counting from 0 or 1
+FRACTION_TOLERANCE = 0.005  # of an image, likewise
 MAX_NAMED = 3  # boxes that a note names
 REMARKS = {
     NOT_FINITE: "not finite and left out",
@@ -42,7 +43,7 @@ class BoxFault:
         return f"is {self.kind}, from {self.box[0]:g}, {self.box[1]:g} to {self.box[2]:g}, {self.box[3]:g}"
 
 
-def find_faults(boxes: Float[ndarray, "m 4"], sizes: Int[ndarray, "m 2"]) -> Int8[ndarray, " m"]:
+def find_faults(boxes: Float[ndarray, "m 4"], sizes: Int[ndarray, "m 2"], tolerance: float = TOLERANCE) -> Int8[ndarray, " m"]:
     """Return the code of what is wrong with each box in an image of this height and width, 0 if they are not known; 0: it is
     fine."""
     left, top, right, bottom = boxes.T
@@ -52,7 +53,7 @@ def find_faults(boxes: Float[ndarray, "m 4"], sizes: Int[ndarray, "m 2"]) -> Int
             NOT_FINITE: ~np.isfinite(boxes).all(axis=1),
             DEGENERATE: (right <= left) | (bottom <= top),
             OUTSIDE: (right <= 0) | (bottom <= 0) | (left >= width) | (top >= height),
-            PARTLY_OUTSIDE: (np.minimum(left, top) < -TOLERANCE) | (right > width + TOLERANCE) | (bottom > height + TOLERANCE),
+            PARTLY_OUTSIDE: (np.minimum(left, top) < -tolerance) | (right > width + tolerance) | (bottom > height + tolerance),
         }
     return np.select(list(tests.values()), [KINDS.index(kind) for kind in tests], 0).astype(np.int8)
 

@@ -548,15 +548,20 @@ class BoxTargets(Subset):
         return objects[objects.labels >= 0]
 
 
+def without_boxes(name: object) -> VitrailError:
+    """Return the error of a source that has no boxes."""
+    return VitrailError(
+        f"{name} has no boxes, which detection learns from; name a COCO file, a folder with YOLO's labels/ or Pascal VOC's "
+        "Annotations/, or a table with a box in each row"
+    )
+
+
 def with_box_targets(dataset: Dataset, name: str) -> Dataset:
     """Return the dataset of this name with its boxes as targets."""
     if dataset.has_box_targets:
         return dataset
     if not dataset.box_names:
-        raise VitrailError(
-            f"{name} has no boxes, which detection learns from; name a COCO file, a folder with YOLO's labels/ or Pascal VOC's "
-            "Annotations/, or a table with a box in each row"
-        )
+        raise without_boxes(name)
     every = np.arange(len(dataset))
     return BoxTargets(dataset, every, np.full(len(dataset), -1, np.int64), dataset.box_names)
 
