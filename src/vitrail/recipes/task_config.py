@@ -369,6 +369,7 @@ class Detection(TaskConfig):
     layers: tuple[int, ...] | Literal["quarters"] = ()
     upscale_blocks: int | None = None  # each doubles the resolution of the map; None: to cells of about four pixels
     map_width: int = 64  # channels of the map
+    balanced_loss: bool = False  # weight classes inversely to the square root of their number of objects
     box_weight: float = 2.0  # of the loss of the boxes, which is added to that of the heat map
     max_detections: int = 100  # of an image
     labelled: ClassVar[bool] = False
