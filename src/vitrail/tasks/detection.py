@@ -245,7 +245,7 @@ class DetectionTask(Task):
 
 
 def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
-    """Return class weights inverse to the square root of the objects of a class, with mean 1 over the objects of some images."""
+    """Return class weights inverse to the square root of the objects of a class, with mean 1 over those of some images."""
     counts = np.zeros(len(train.class_names))
     for index in evenly_spaced(len(train), NUM_COUNTED).tolist():
         objects = train.objects(index)
