@@ -1,6 +1,7 @@
 """Boxes that are written in another format are those of the dataset, read here without the readers of the package."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +9,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.box_images import HEIGHT, NAMES, WIDTH, some_objects, write_boxed
 from vitrail import open_dataset
 from vitrail.cli.main import run
 from vitrail.data import convert_boxes as convert_boxes_module
 from vitrail.data.convert_boxes import convert_boxes
-from vitrail.data.sources.dataset import Dataset
+from vitrail.data.decode import ORIENTATION_TAG, decode
+from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.data.sources.objects import build_objects
 from vitrail.errors import VitrailError
 
 Found = dict[str, dict[str, list[tuple[str, tuple[float, ...], bool]]]]  # split: file: class, box, crowd
+READ = ("coco", "yolo", "voc", "csv")  # formats with a reader
 FOLDERS = {"train": "train", "validation": "val"}
 Capture = pytest.CaptureFixture[str]
 
@@ -121,20 +126,33 @@ def test_what_is_written_is_the_dataset(to: str, tmp_path: Path) -> None:
             rows = found[split][f"{stem}.jpg"]
             assert [name for name, _, _ in rows] == [NAMES[label] for label in objects.labels]
             assert [crowd for _, _, crowd in rows] == objects.crowd.tolist()
-            expected = np.clip(objects.boxes, 0, [WIDTH, HEIGHT] * 2) if to == "yolo" else objects.boxes
+            is_clipped = to in ("yolo", "voc")
+            expected = np.clip(objects.boxes, 0, [WIDTH, HEIGHT] * 2) if is_clipped else objects.boxes
             np.testing.assert_allclose(np.array([box for _, box, _ in rows]).reshape(-1, 4), expected, atol=1e-6)
 
 
 def test_what_a_format_cannot_hold_is_said(tmp_path: Path) -> None:
     data = splits(tmp_path)
     assert convert_boxes(tmp_path / "coco", data, "coco").notes == []
-    notes = convert_boxes(tmp_path / "yolo", data, "yolo").notes
-    assert notes == [
-        "YOLO has no areas: metrics sort an object by the area of its box, no longer by another one",
+    area = "has no areas: metrics sort an object by the area of its box, no longer by another one"
+    outside = "are inside of their image: a box that reaches out ends at its edge"
+    assert set(convert_boxes(tmp_path / "yolo", data, "yolo").notes) == {
+        f"YOLO {area}",
+        f"boxes of YOLO {outside}",
         "YOLO has no crowds: a crowd is left out, and counts as background",
-        "YOLO has fractions of the image: a box that reaches out of its image ends at its edge",
-    ]
-    assert len(convert_boxes(tmp_path / "voc", data, "voc").notes) == 1
+    }
+    pixel = build_objects([[3, 4, 4, 9]], [1])
+    data |= {"test": write_boxed(tmp_path / "c", [pixel, pixel])}
+    assert set(convert_boxes(tmp_path / "voc", data, "voc").notes) == {
+        f"Pascal VOC {area}",
+        f"boxes of Pascal VOC {outside}",
+        "2 boxes of one pixel have the same corner twice in Pascal VOC, and will be taken for degenerate",
+        "Pascal VOC has no list of classes, so their order becomes that of their names",
+    }
+    only_dogs = {"train": write_boxed(tmp_path / "d", [build_objects([[3, 4, 5, 9]], [1])])}
+    assert convert_boxes(tmp_path / "dogs", only_dogs, "voc").notes[0] == (
+        "Pascal VOC has no list of classes, so those without a box are lost: cat, bird & wing"
+    )
 
 
 @pytest.mark.parametrize("to", PARSERS)
@@ -193,6 +211,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
     result = json.loads(capsys.readouterr().out)
     assert result["counts"] == {"train": 5, "validation": 1, "test": 1}
     assert result["classes"] == ["figure", "ornament"]
+    assert result["path"] == str(tmp_path / "out/boxes.csv")
     assert result["boxes"]["train"] == (tmp_path / "out/boxes.csv").read_text().count(",train,")
     assert set(result) == {"path", "to", "classes", "counts", "boxes", "skipped", "resumed", "notes"}
     assert run(arguments) == 2
@@ -226,3 +245,74 @@ def test_open_dataset_takes_boxed_files(tmp_path: Path) -> None:
     data = open_dataset(splits(tmp_path))
     assert data.train.has_box_targets
     assert data.class_names == NAMES
+
+
+Content = dict[str, dict[str, list[tuple[str, list[float], bool]]]]  # split: hash of the image: class, box and crowd
+
+
+def content(data: DatasetSplits) -> Content:
+    """Return the objects of every image, by the image's own bytes."""
+    found: Content = {}
+    for split, part in data.splits.items():
+        found[split] = {}
+        for index in range(len(part)):
+            image, objects = part.read(index), part.objects(index)
+            assert isinstance(image, bytes)
+            columns = objects.labels.tolist(), objects.boxes.round(5).tolist(), objects.crowd.tolist()
+            rows = [(data.class_names[label], box, crowd) for label, box, crowd in zip(*columns, strict=True)]
+            found[split][hashlib.sha256(image).hexdigest()] = rows
+    return found
+
+
+def read_boxes(path: Path) -> DatasetSplits:
+    table = path / "boxes.csv"
+    return open_dataset(table if table.is_file() else path, columns=Columns(boxes=True))
+
+
+def every_split(root: Path) -> dict[str, Dataset]:
+    """Return splits with whole boxes in fractions of pixels, without crowds, and an image that its EXIF turns."""
+    inside = some_objects()[:3]
+    data: dict[str, Dataset] = {split: write_boxed(root / split, inside) for split in ("train", "validation", "test")}
+    image = Image.open(root / "train/0.jpg")
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    image.transpose(Image.Transpose.ROTATE_90).save(root / "train/0.jpg", exif=exif)
+    assert decode(root / "train/0.jpg").size == (WIDTH, HEIGHT)
+    return data
+
+
+@pytest.mark.parametrize("second", READ)
+@pytest.mark.parametrize("first", READ)
+def test_a_dataset_is_read_back_from_every_pair_of_formats(first: str, second: str, tmp_path: Path) -> None:
+    convert_boxes(tmp_path / "first", every_split(tmp_path / "source"), first)
+    before = read_boxes(tmp_path / "first")
+    convert_boxes(tmp_path / "second", before.splits, second)
+    after = read_boxes(tmp_path / "second")
+    assert content(before) == content(after)
+    assert [len(part) for part in after.splits.values()] == [3, 3, 3]
+    assert set(after.class_names) == set(NAMES)
+    if {first, second} <= {"coco", "yolo"}:  # which list their classes
+        assert after.class_names == NAMES
+
+
+def test_a_chain_of_formats_ends_where_it_began(tmp_path: Path) -> None:
+    data = every_split(tmp_path / "source")
+    convert_boxes(tmp_path / "start", data, READ[0])
+    expected, path = content(read_boxes(tmp_path / "start")), tmp_path / "start"
+    assert sum(len(rows) for of_split in expected.values() for rows in of_split.values()) == 9
+    for to in (*READ[1:], READ[0]):
+        source = path / "boxes.csv" if (path / "boxes.csv").is_file() else path
+        assert run(["data", "convert", str(source), str(tmp_path / f"to-{to}"), "--to", to]) == 0
+        path = tmp_path / f"to-{to}"
+    assert content(read_boxes(path)) == expected
+
+
+@pytest.mark.parametrize("to", ["coco", "voc", "csv"])
+def test_crowds_and_areas_come_back(to: str, tmp_path: Path) -> None:
+    data = splits(tmp_path)
+    convert_boxes(tmp_path / "out", data, to)
+    after = read_boxes(tmp_path / "out")
+    assert sum(part.objects(index).crowd.sum() for part in after.splits.values() for index in range(len(part))) == 1
+    if to == "coco":
+        areas = [part.objects(index).areas.tolist() for part in after.splits.values() for index in range(len(part))]
+        assert [100.0] in areas

@@ -54,7 +54,7 @@ def test_a_sheet_of_images_without_boxes_has_no_legend() -> None:
 def test_captions_count_the_boxes() -> None:
     assert [box_caption(NAMES, each) for each in some_objects()[:2]] == ["1 cat, 1 bird & wing", "no box"]
     crowd = build_objects(np.ones((6, 4)), [0, 0, 1, 2, 1, 1], np.array([True] + [False] * 5))
-    assert box_caption(NAMES, crowd) == "3 small dog, 1 crowd, 1 cat, 1 others"
+    assert box_caption(NAMES, crowd) == "3 small dog, 1 ignored, 1 cat, 1 more"
 
 
 def test_the_page_of_a_dataset_has_its_boxes(tmp_path: Path) -> None:

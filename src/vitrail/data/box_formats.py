@@ -17,12 +17,14 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from vitrail.data.sources.labels import natural_sorted
 from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.errors import VitrailError
 
 SPLIT_FOLDERS = {"train": "train", "validation": "val", "test": "test"}  # as COCO and YOLO call them
+MAX_NAMED = 6  # classes that a note names
 DIGITS = 10  # of a number: a millionth of a pixel in an image of 10,000
-CROWDS, OUTSIDE, AREAS = "crowds", "outside", "areas"  # what a format may not hold
+CROWDS, OUTSIDE, AREAS, PIXELS = "crowds", "outside", "areas", "pixels"  # what a format may not hold
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class BoxFormat(ABC):
 
     name: ClassVar[str]
     lacks: ClassVar[tuple[str, ...]] = ()  # of what objects may have
+    lists_classes: ClassVar[bool] = True  # also those without a box
+    entry: ClassVar[str] = ""  # the file to open, if it is not the folder
 
     @abstractmethod
     def image_folder(self, split: str) -> str:
@@ -63,6 +67,8 @@ class BoxFormat(ABC):
             clipped = np.clip(objects.boxes, 0, [size[1], size[0]] * 2)
             if changed := int((clipped != objects.boxes).any(axis=1).sum()):
                 lost[OUTSIDE], objects = changed, replace(objects, boxes=clipped)
+        if PIXELS in self.lacks and (single := int((objects.boxes[:, 2:] - objects.boxes[:, :2] <= 1).any(axis=1).sum())):
+            lost[PIXELS] = single
         return objects, lost
 
     def note(self, what: str, count: int) -> str:
@@ -71,10 +77,22 @@ class BoxFormat(ABC):
             kept = "a crowd is left out, and counts" if count == 1 else f"{count:,} crowds are left out, and count"
             return f"{self.name} has no crowds: {kept} as background"
         if what == OUTSIDE:
-            cut = "a box that reaches out of its image ends" if count == 1 else f"{count:,} boxes that reach out end"
-            return f"{self.name} has fractions of the image: {cut} at its edge"
+            cut = "a box that reaches out ends" if count == 1 else f"{count:,} boxes that reach out end"
+            return f"boxes of {self.name} are inside of their image: {cut} at its edge"
+        if what == PIXELS:
+            boxes = "a box of one pixel has" if count == 1 else f"{count:,} boxes of one pixel have"
+            return f"{boxes} the same corner twice in {self.name}, and will be taken for degenerate"
         sorted_by = "an object by the area of its box" if count == 1 else f"{count:,} objects by the areas of their boxes"
         return f"{self.name} has no areas: metrics sort {sorted_by}, no longer by another one"
+
+    def class_notes(self, class_names: Sequence[str], has_box: Sequence[bool]) -> Iterator[str]:
+        """Yield sentences on what is lost of the classes."""
+        if self.lists_classes:
+            return
+        if absent := [name for name, has in zip(class_names, has_box, strict=True) if not has]:
+            yield f"{self.name} has no list of classes, so those without a box are lost: {', '.join(absent[:MAX_NAMED])}"
+        if natural_sorted(class_names) != tuple(class_names):
+            yield f"{self.name} has no list of classes, so their order becomes that of their names"
 
 
 class CocoFormat(BoxFormat):
@@ -152,7 +170,8 @@ def _yolo_lines(image: WrittenImage) -> Iterator[str]:
 
 class VocFormat(BoxFormat):
     name = "Pascal VOC"
-    lacks = (AREAS,)
+    lacks = (OUTSIDE, AREAS, PIXELS)
+    lists_classes = False
 
     def image_folder(self, split: str) -> str:
         return "JPEGImages"
@@ -192,12 +211,14 @@ def _voc_annotation(image: WrittenImage, class_names: Sequence[str]) -> str:
 class CsvFormat(BoxFormat):
     name = "CSV"
     lacks = (AREAS,)
+    lists_classes = False
+    entry = "boxes.csv"
 
     def image_folder(self, split: str) -> str:
         return f"images/{SPLIT_FOLDERS[split]}"
 
     def write(self, folder: Path, class_names: Sequence[str], images: Images) -> None:
-        with open(folder / "boxes.csv", "w", encoding="utf-8", newline="") as file:
+        with open(folder / self.entry, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "split", "label", "left", "top", "right", "bottom", "crowd"))
             for split, of_split in images.items():

@@ -39,12 +39,14 @@ class ConvertReport:
 
     counts: dict[str, int] = field(default_factory=dict)  # images by split
     boxes: dict[str, int] = field(default_factory=dict)  # boxes by split
+    labels: list[int] = field(default_factory=list)  # classes that have a box
     skipped: list[str] = field(default_factory=list)  # images that could not be used, with the reason
     lost: dict[str, int] = field(default_factory=dict)  # what the format does not hold: objects
     processed: dict[str, int] = field(default_factory=dict)  # images processed by split, skipped ones included
     record_bytes: int = 0  # of the records of these images
     resumed_images: int = 0  # written before the job was resumed
     notes: list[str] = field(default_factory=list)
+    path: str = ""  # what to open
 
 
 def convert_boxes(
@@ -71,7 +73,10 @@ def convert_boxes(
         box_format.write(output.partial, first.class_names, written)
         output.finish()
         (output.out / RECORDS_FILE).unlink()
+    report.path = str(out / box_format.entry)
     report.notes = [box_format.note(what, count) for what, count in report.lost.items()]
+    has_box = [label in report.labels for label in range(len(first.class_names))]
+    report.notes += box_format.class_notes(first.class_names, has_box)
     return report
 
 
@@ -124,6 +129,7 @@ def _write_split(
                 written, lost = item
                 report.counts[split] += 1
                 report.boxes[split] += len(written.objects)
+                report.labels = sorted({*report.labels, *written.objects.labels.tolist()})
                 report.lost = dict(Counter(report.lost) + Counter(lost))
                 lines.append(_to_record(split, written))
             if len(report.skipped) > max_bad:

@@ -8,11 +8,10 @@ from PIL import Image
 from vitrail.data.sources.objects import Objects
 from vitrail.plot.box_image import draw_boxes
 from vitrail.report.contact_sheet import PAPER, contact_sheet, fit_scale, stack_sheets
-from vitrail.report.mask_view import draw_legend
+from vitrail.report.mask_view import IGNORED_NAME, draw_legend
 
 SIDE = 224  # pixels of a thumbnail
 MAX_CAPTIONED = 3  # classes of a caption
-CROWD = "crowd"
 
 
 def boxed_sheet(
@@ -41,7 +40,7 @@ def _box_view(image: Image.Image, objects: Objects, side: int) -> Image.Image:
 
 def box_caption(names: Sequence[str], objects: Objects) -> str:
     """Return how many boxes of each class there are, the most frequent classes first."""
-    kinds = [CROWD if crowd else names[label] for label, crowd in zip(objects.labels, objects.crowd, strict=True)]
+    kinds = [IGNORED_NAME if crowd else names[label] for label, crowd in zip(objects.labels, objects.crowd, strict=True)]
     counts = Counter(kinds).most_common()
-    more = [f"{sum(count for _, count in counts[MAX_CAPTIONED:])} others"] if len(counts) > MAX_CAPTIONED else []
+    more = [f"{sum(count for _, count in counts[MAX_CAPTIONED:])} more"] if len(counts) > MAX_CAPTIONED else []
     return ", ".join([f"{count} {name}" for name, count in counts[:MAX_CAPTIONED]] + more) or "no box"

@@ -21,7 +21,7 @@ from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
 MAX_ROWS = 500
 MAX_CLASSES = 200
 MAX_SAMPLES = 60
-MAX_BOXED = 24  # images with boxes, which are larger
+MAX_BOXED, BOXED_COLUMNS, BOXED_SIDE = 20, 5, 200  # images with boxes, which are larger: pixels of their longer side
 MAX_PAIRS = 30  # pairs of labels
 MAX_NAMES = 30  # labels that are missing in a split
 
@@ -54,7 +54,8 @@ def boxed_sample_sheet(dataset: Dataset, max_images: int = MAX_BOXED) -> Image.I
     """Draw images from the first to the last with their boxes, and a legend."""
     indices = evenly_spaced(len(dataset), max_images).tolist()
     images = [to_view(dataset.read(index)) for index in indices]
-    return boxed_sheet(images, list(map(dataset.objects, indices)), dataset.class_names, columns=6) if images else None
+    objects = list(map(dataset.objects, indices))
+    return boxed_sheet(images, objects, dataset.class_names, BOXED_COLUMNS, BOXED_SIDE) if images else None
 
 
 def _group_of_each(dataset: Dataset) -> np.ndarray:
