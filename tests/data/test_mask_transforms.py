@@ -68,11 +68,11 @@ def test_image_and_mask_are_cropped_and_flipped_together(policy: Policy, fit: Fi
     dataset = make_images()
     transform = TrainTransform(PREPROCESS.with_fit(fit), policy, seed=3)
     batch = transform(dataset, np.full(5, 2), np.arange(5))
-    assert batch.masks is not None
-    assert agreement(torch.as_tensor(batch.images), batch.masks.long()) > 0.96
+    assert batch.targets is not None
+    assert agreement(torch.as_tensor(batch.images), batch.targets.long()) > 0.96
     padded = fit == "pad" or policy.crop in ("scale-jitter", "pad")
-    assert padded or not (batch.masks == IGNORED).any()
-    assert set(batch.masks.unique().tolist()) <= {IGNORED, 0, 1, 2}
+    assert padded or not (batch.targets == IGNORED).any()
+    assert set(batch.targets.unique().tolist()) <= {IGNORED, 0, 1, 2}
 
 
 @pytest.mark.parametrize("operation", ["Rotate", "ShearX", "TranslateY"])
@@ -88,9 +88,9 @@ def test_a_mask_is_warped_as_its_image(operation: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(batch_transforms, "draw_randaugment", only_one)
     transform = TrainTransform(PREPROCESS, Policy(crop="none", randaug_layers=1, randaug_magnitude=9.0), seed=1)
     batch = transform(make_images(), np.zeros(5, int), np.arange(5))
-    assert batch.masks is not None
-    assert agreement(torch.as_tensor(batch.images), batch.masks.long()) > 0.96
-    assert (batch.masks == IGNORED).any(), "what comes from outside of the image belongs to no class"
+    assert batch.targets is not None
+    assert agreement(torch.as_tensor(batch.images), batch.targets.long()) > 0.96
+    assert (batch.targets == IGNORED).any(), "what comes from outside of the image belongs to no class"
 
 
 def test_colours_do_not_change_a_mask() -> None:
@@ -98,9 +98,9 @@ def test_colours_do_not_change_a_mask() -> None:
     first, second = (
         TrainTransform(PREPROCESS, each, 5)(make_images(), np.zeros(5, int), np.arange(5)) for each in (plain, jittered)
     )
-    assert first.masks is not None
-    assert second.masks is not None
-    assert torch.equal(first.masks, second.masks)
+    assert first.targets is not None
+    assert second.targets is not None
+    assert torch.equal(first.targets, second.targets)
     assert not torch.equal(torch.as_tensor(first.images), torch.as_tensor(second.images))
     assert POLICIES["jitter"].crop == plain.crop
 
@@ -113,7 +113,7 @@ def test_a_crop_of_a_single_class_is_drawn_again() -> None:
 
     def share_of_background_only(limit: float) -> float:
         transform = TrainTransform(PREPROCESS, Policy(crop_scale=(0.05, 0.2), max_class_fraction=limit), seed=0)
-        masks = transform(dataset, np.arange(60), np.zeros(60, int)).masks
+        masks = transform(dataset, np.arange(60), np.zeros(60, int)).targets
         assert masks is not None
         return float((masks == 0).flatten(1).all(1).float().mean())
 

@@ -234,13 +234,24 @@ def crop_mask(
     return part[:, ::-1] if flip else part
 
 
+def move_boxes(
+    boxes: Float[ndarray, "k 4"], crop: tuple[int | float, ...], size: tuple[int, int], flip: bool = False
+) -> Float[ndarray, "k 4"]:
+    """Crop, resize and flip boxes; those that are partly outside of the crop are not clipped."""
+    top, left, high, wide = crop
+    moved = (boxes - [left, top, left, top]) * np.array([size[1] / wide, size[0] / high] * 2)
+    if flip:
+        moved[:, [0, 2]] = size[1] - moved[:, [2, 0]]
+    return moved
+
+
+def clip_boxes(boxes: Float[ndarray, "k 4"], size: tuple[int, int]) -> Float[ndarray, "k 4"]:
+    """Clip boxes to an image of this size; a box outside of it has no area."""
+    return np.clip(boxes, 0, [size[1], size[0]] * 2).astype(boxes.dtype)
+
+
 def crop_boxes(
     boxes: Float[ndarray, "k 4"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
 ) -> Float[ndarray, "k 4"]:
     """Crop, resize and flip boxes, clipped to the crop; a box outside it has no area."""
-    top, left, high, wide = crop
-    scale = np.array([size[1] / wide, size[0] / high] * 2)
-    cropped = np.clip((boxes - [left, top, left, top]) * scale, 0, [size[1], size[0]] * 2)
-    if flip:
-        cropped[:, [0, 2]] = size[1] - cropped[:, [2, 0]]
-    return cropped.astype(boxes.dtype)
+    return clip_boxes(move_boxes(boxes, crop, size, flip), size).astype(boxes.dtype)

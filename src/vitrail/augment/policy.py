@@ -22,6 +22,7 @@ class Policy:
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random-resized: width / height
     jitter_scale: tuple[float, float] = added((0.5, 2.0))  # scale-jitter: of the image; below 1 it is padded
     max_class_fraction: float = added(1.0)  # masks only: a crop with more pixels of one class is drawn again, up to ten times
+    min_visible: float = added(0.25)  # boxes only: an object of which a crop shows a smaller fraction is ignored
     pad: int = 4  # pad: black pixels around an image of the model's size
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     hflip: float = 0.5
@@ -43,9 +44,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         validate(self)
-        for name in ("hflip", "erase_prob", "mix_prob", "cutmix_prob"):
+        for name in ("hflip", "min_visible", "erase_prob", "mix_prob", "cutmix_prob"):
             if not 0 <= getattr(self, name) <= 1:
-                raise VitrailError(f"{name} must be a probability from 0 to 1, got {getattr(self, name)}; try {name}=0.5")
+                raise VitrailError(f"{name} must be from 0 to 1, got {getattr(self, name)}; try {name}=0.5")
         for name in ("crop_scale", "crop_ratio", "erase_scale", "erase_ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high or ("scale" in name and high > 1):

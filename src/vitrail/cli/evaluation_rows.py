@@ -15,6 +15,8 @@ def print_rows(details: Mapping[str, Any]) -> None:
         _print_targets(details["targets"])
     elif "iou" in details:
         _print_pixel_classes(details)
+    elif "classes" in details and all("ap50" in row for row in details["classes"]):
+        _print_detected_classes(details)
     elif "classes" in details:
         _print_labels(details["classes"])
 
@@ -66,6 +68,32 @@ def _print_pixel_classes(details: Mapping[str, Any]) -> None:
     table = make_table("image", "#mean IoU", "#pixel accuracy", title="Images of lowest mean IoU")
     for image in details["worst"][:MAX_PRINTED_ROWS]:
         add_row(table, printable(image["file"]), f"{image['miou']:.1%}", f"{image['pixel_accuracy']:.1%}")
+    _print_filled(table)
+
+
+def _print_detected_classes(details: Mapping[str, Any]) -> None:
+    """Print the classes of objects, or those of lowest AP if there are many; what is confused; and the worst images."""
+    rows = [row for row in details["classes"] if row["objects"]]
+    shown = rows if len(rows) <= 2 * MAX_PRINTED_ROWS else sorted(rows, key=lambda row: row["ap"])[:MAX_PRINTED_ROWS]
+    title = "Classes" if len(shown) == len(rows) else "Classes of lowest AP"
+    columns = ("#objects", "#AP", "#AP50", "#95 % CI", "#threshold", "#precision", "#recall", "#F1")
+    table = make_table("class", *columns, title=title)
+    for row in shown:
+        ends = " to ".join(f"{end:.1%}" for end in row["interval"]["ap50"])
+        threshold = "" if row["threshold"] is None else f"{row['threshold']:.3f}"
+        scores = (f"{row[name]:.1%}" for name in ("precision", "recall", "f1"))
+        add_row(
+            table, printable(row["name"]), f"{row['objects']:,}", f"{row['ap']:.1%}", f"{row['ap50']:.1%}", ends, threshold,
+            *scores,
+        )  # fmt: skip
+    _print_filled(table)
+    table = make_table("object", "detected as", "#count", title="Most frequent errors, at the thresholds of the largest F1")
+    for pair in details["confused"][:MAX_PRINTED_ROWS]:
+        add_row(table, printable(pair["label"]), printable(pair["predicted"]), f"{pair['count']:,}")
+    _print_filled(table)
+    table = make_table("image", "#AP50", "#objects", title="Images of lowest AP50")
+    for image in details["worst"][:MAX_PRINTED_ROWS]:
+        add_row(table, printable(image["file"]), f"{image['ap50']:.1%}", f"{image['objects']:,}")
     _print_filled(table)
 
 

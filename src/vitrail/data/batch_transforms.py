@@ -17,10 +17,11 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.augment.affine import warp_mask
+from vitrail.augment.affine import warp_boxes, warp_mask
 from vitrail.augment.counter_rng import random_bits, uniforms
 from vitrail.augment.crop import (
     CROP_SLOTS,
+    clip_boxes,
     crop_mask,
     crop_resize,
     crop_resize_batch,
@@ -29,6 +30,7 @@ from vitrail.augment.crop import (
     draw_random_resized_crop,
     draw_scale_jitter,
     letterbox,
+    move_boxes,
     padded_crop,
     padded_crop_resize,
 )
@@ -50,7 +52,8 @@ from vitrail.data.decode import ImageSize, decode_array, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import IGNORED, Dataset
 from vitrail.data.sources.image_like import describe_value
-from vitrail.data.transforms import decode_model_bands, mask_to_input, normalise, to_pixels
+from vitrail.data.sources.objects import Objects, box_areas
+from vitrail.data.transforms import boxes_to_input, decode_model_bands, mask_to_input, normalise, to_pixels, upright_size
 from vitrail.errors import VitrailError
 
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -72,7 +75,9 @@ class TransformedBatch:
     images: Float[Tensor, "n c height width"] | UInt8[Tensor, "n c height width"]
     readable: ndarray
     read_errors: dict[int, str]
-    masks: Int16[Tensor, "n height width"] | None = None  # cropped and flipped as their images, if masks are the targets
+    # Masks or objects that are the targets, cropped and flipped as their images. An object is left, top, right, bottom, label,
+    # and 1 if it is ignored; a label of -1 fills up the rows of images with fewer objects than others.
+    targets: Int16[Tensor, "n height width"] | Float[Tensor, "n k 6"] | None = None
 
 
 @runtime_checkable
@@ -152,6 +157,7 @@ class TrainTransform:
             or policy.randaug_layers
             or self._jitters
             or dataset.has_mask_targets
+            or dataset.has_box_targets
         ):
             return None
         if policy.crop == "scale-jitter" or (policy.crop == "random-resized" and preprocess.fit == "pad"):
@@ -186,6 +192,7 @@ class TrainTransform:
         )
 
         masks = torch.empty(len(indices), *self.preprocess.image_size, dtype=torch.int16) if dataset.has_mask_targets else None
+        objects: list[ndarray] = [np.zeros((0, 6), np.float32)] * len(indices)
 
         def transform(row: int, content: bytes | ndarray) -> Tensor:
             mask = None if masks is None else dataset.mask(int(indices[row]))
@@ -196,12 +203,19 @@ class TrainTransform:
             if policy.randaug_layers or self._jitters:
                 chw = self._change_colours_and_warp(chw, operations, factors, orders, row)
                 mask = None if mask is None else self._warp_mask(mask, operations, row)
+            if dataset.has_box_targets:
+                index = int(indices[row])
+                size = upright_size(dataset, index, content)
+                moved = self._move_objects(dataset.objects(index), draw_crop, size, bool(flips[row]))
+                objects[row] = self._warp_objects(moved, operations, row)
             if mask is not None and masks is not None:
                 masks[row] = torch.from_numpy(np.ascontiguousarray(mask))
             return chw
 
         transformed = _transform_images(dataset, indices, self.preprocess, transform)
-        return transformed if masks is None else replace(transformed, masks=masks[torch.from_numpy(transformed.readable)])
+        if dataset.has_box_targets:
+            return replace(transformed, targets=_pad_objects([objects[row] for row in np.flatnonzero(transformed.readable)]))
+        return transformed if masks is None else replace(transformed, targets=masks[torch.from_numpy(transformed.readable)])
 
     def _change_colours_and_warp(
         self, chw: Tensor, operations: RandAugmentOps, factors: ndarray, orders: ndarray, row: int
@@ -228,6 +242,32 @@ class TrainTransform:
                 mask = np.asarray(warped).astype(np.int16)
         return mask
 
+    def _move_objects(
+        self, objects: Objects, draw_crop: Callable[[ImageSize], Box], size: ImageSize, flip: bool
+    ) -> Float[ndarray, "k 6"]:
+        """Crop, resize and flip the objects of an image as the image; what is no longer visible of a box is cut off."""
+        policy, input_size, boxes = self.policy, self.preprocess.image_size, objects.boxes
+        if policy.crop in ("random-resized", "scale-jitter"):
+            crop = self._source_window(draw_crop(size), size)
+            if flip and self._draws_letterbox:  # an image is flipped within its box
+                boxes, flip = move_boxes(boxes, (0, 0, *size), size, flip=True), False
+        else:
+            boxes, crop = boxes_to_input(boxes, size, self.preprocess), draw_crop(input_size)
+        moved = move_boxes(boxes, crop, input_size, flip)
+        visible = clip_boxes(moved, input_size)
+        fraction = box_areas(visible) / np.maximum(box_areas(moved), 1e-9)
+        rows = np.column_stack([visible, objects.labels, objects.crowd | (fraction < policy.min_visible)])
+        return rows[fraction > 0].astype(np.float32)
+
+    def _warp_objects(self, rows: Float[ndarray, "k 6"], operations: RandAugmentOps, row: int) -> Float[ndarray, "k 6"]:
+        """Move objects as the drawn geometric operations have moved their image."""
+        height, width = self.preprocess.image_size
+        for operation, strength in zip(operations.indices[row], operations.strengths[row], strict=True):
+            affine = affine_of(operations.names[operation], float(strength), width, height)
+            if affine is not None:
+                rows = np.column_stack([warp_boxes(rows[:, :4], affine, width, height), rows[:, 4:]])
+        return rows[box_areas(rows[:, :4]) > 0]
+
     def _crop_with_mask(self, epoch: int, index: int, mask: Int16[ndarray, "h w"]) -> Callable[[ImageSize], Box]:
         """Return a function from the size of an image, which must be that of its mask, to the drawn crop: the first of ten that
         is not nearly all of one class."""
@@ -242,11 +282,12 @@ class TrainTransform:
         )
         boxes = self._boxes(u.reshape(attempts, CROP_SLOTS), np.broadcast_to(np.array(mask.shape), (attempts, 2)))
         crops = [(int(top), int(left), int(height), int(width)) for top, left, height, width in boxes]
+        windows = [self._source_window(each, (mask.shape[0], mask.shape[1])) for each in crops]
         chosen = next(
             (
                 each
-                for each in crops[:-1]
-                if self._has_classes(crop_mask(mask, self._in_mask(each, mask), size, False, IGNORED))
+                for each, window in zip(crops[:-1], windows, strict=False)
+                if self._has_classes(crop_mask(mask, window, size, False, IGNORED))
             ),
             crops[-1],
         )
@@ -271,7 +312,7 @@ class TrainTransform:
         """Crop, resize and flip a mask as its image."""
         size = self.preprocess.image_size
         if self.policy.crop in ("random-resized", "scale-jitter"):
-            box = self._in_mask(draw_crop((mask.shape[0], mask.shape[1])), mask)
+            box = self._source_window(draw_crop((mask.shape[0], mask.shape[1])), (mask.shape[0], mask.shape[1]))
             if flip and self._draws_letterbox:  # an image is flipped within its box
                 return crop_mask(mask[:, ::-1], box, size, False, IGNORED)
             return crop_mask(mask, box, size, flip, IGNORED)
@@ -280,13 +321,13 @@ class TrainTransform:
         pad = self.policy.pad if self.policy.crop == "pad" else 0
         return padded_crop(resized[None, ..., None], drawn, flipped, pad, (IGNORED,))[0, ..., 0]
 
-    def _in_mask(self, box: Box, mask: Int16[ndarray, "h w"]) -> tuple[int | float, ...]:
-        """Return the part of a mask that becomes the input: the crop or, if the box is that of the padded image in the input,
+    def _source_window(self, box: Box, image_size: ImageSize) -> tuple[int | float, ...]:
+        """Return the part of an image that becomes the input: the crop or, if the box is that of the padded image in the input,
         what lies in the input around it."""
         if not self._draws_letterbox:
             return box
         top, left, height, width = box
-        y_scale, x_scale = mask.shape[0] / height, mask.shape[1] / width
+        y_scale, x_scale = image_size[0] / height, image_size[1] / width
         high, wide = self.preprocess.image_size
         return -top * y_scale, -left * x_scale, high * y_scale, wide * x_scale
 
@@ -511,6 +552,14 @@ def _transform_images(
         readable[row] = True
         filled += 1
     return TransformedBatch(images[:filled], readable, read_errors)
+
+
+def _pad_objects(objects: list[ndarray]) -> Float[Tensor, "n k 6"]:
+    """Return the objects of images as one tensor, with as many rows for each as the image with most objects has."""
+    padded = torch.full((len(objects), max(map(len, objects), default=0), 6), -1.0)
+    for rows, of_image in zip(padded, objects, strict=True):
+        rows[: len(of_image)] = torch.from_numpy(of_image)
+    return padded
 
 
 def _as_pixels(images: Num[ndarray, "n h w c"], preprocess: Preprocess) -> Num[ndarray, "n h w c"]:

@@ -90,7 +90,7 @@ class Loader:
         start, end = self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
         if self.mix_policy is None or start == end:
             transformed = self._load(epochs[start:end], indices[start:end])
-            batch = self._with_targets(transformed.images, indices[start:end][transformed.readable], transformed.masks)
+            batch = self._with_targets(transformed.images, indices[start:end][transformed.readable], transformed.targets)
             return replace(batch, epochs=torch.from_numpy(epochs[start:end][transformed.readable]))
         return self._mixed_batch(epochs, indices, start, end)
 
@@ -127,8 +127,8 @@ class Loader:
                     "`vitrail data check` lists them all, max_bad_fraction=0.2 tolerates more"
                 )
 
-    def _with_targets(self, images: Tensor, indices: ndarray, masks: Tensor | None = None) -> Batch:
-        targets = self.targets(self.dataset, indices) if masks is None else masks
+    def _with_targets(self, images: Tensor, indices: ndarray, moved: Tensor | None = None) -> Batch:
+        targets = self.targets(self.dataset, indices) if moved is None else moved
         return Batch(images, targets, torch.from_numpy(indices))
 
     def _mixed_batch(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:

@@ -10,12 +10,20 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.augment.crop import crop_mask
+from vitrail.augment.crop import crop_mask, move_boxes
 from vitrail.data.bad_image import BadImage
 from vitrail.data.band_files import array_format
-from vitrail.data.decode import MAX_IMAGE_PIXELS, ImageSize, decode, decode_bands, to_pil
+from vitrail.data.decode import (
+    MAX_IMAGE_PIXELS,
+    SIDEWAYS_ORIENTATIONS,
+    ImageSize,
+    decode,
+    decode_bands,
+    stored_size,
+    to_pil,
+)
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.dataset import IGNORED
+from vitrail.data.sources.dataset import IGNORED, Dataset
 
 MAX_RESIZED_PIXELS = 2**24  # pixels of a resized image that is then cropped
 RESAMPLING = {
@@ -102,6 +110,24 @@ def mask_to_input(mask: Int16[ndarray, "h w"], preprocess: Preprocess) -> Int16[
     """Return a mask at the model's input size, cropped, padded or stretched as its image, and never interpolated."""
     _, (left, top, right, bottom) = crop_window((mask.shape[1], mask.shape[0]), preprocess)
     return crop_mask(mask, (top, left, bottom - top, right - left), preprocess.image_size, False, IGNORED)
+
+
+def upright_size(dataset: Dataset, index: int, content: bytes | ndarray | None = None) -> ImageSize:
+    """Return height and width of an upright image, of a file from its header; ``content``: the image, if it is read already."""
+    if (sizes := dataset.sizes(np.array([index]))) is not None:
+        return int(sizes[0, 0]), int(sizes[0, 1])
+    content = dataset.read(index) if content is None else content
+    if isinstance(content, ndarray):
+        return content.shape[0], content.shape[1]
+    (height, width), orientation = stored_size(content)
+    return (width, height) if orientation in SIDEWAYS_ORIENTATIONS else (height, width)
+
+
+def boxes_to_input(boxes: Float[ndarray, "k 4"], size: ImageSize, preprocess: Preprocess) -> Float[ndarray, "k 4"]:
+    """Return boxes of an image of this size in pixels of the model's input, as the image is cropped, padded or stretched to it;
+    not clipped."""
+    _, (left, top, right, bottom) = crop_window((size[1], size[0]), preprocess)
+    return move_boxes(boxes, (top, left, bottom - top, right - left), preprocess.image_size)
 
 
 def normalise(images: Float[Tensor, "*n c height width"], preprocess: Preprocess) -> Float[Tensor, "*n c height width"]:

@@ -11,6 +11,7 @@ from typing import Any
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classification import evaluate_classifier
+from vitrail.evaluation.detection import evaluate_detection
 from vitrail.evaluation.label_matching import select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.evaluation.multi_label import evaluate_multi_label
@@ -22,6 +23,7 @@ from vitrail.inference.predictor import require_outputs
 from vitrail.inference.tta import TTAMode
 from vitrail.inference.with_tta import with_tta
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.detection import DetectionTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
 from vitrail.tasks.segmentation import SegmentationTask
@@ -82,3 +84,4 @@ def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split:
 evaluate_task.register(MultiLabelTask, evaluate_multi_label)
 evaluate_task.register(RegressionTask, evaluate_regression)
 evaluate_task.register(SegmentationTask, evaluate_segmentation)
+evaluate_task.register(DetectionTask, evaluate_detection)

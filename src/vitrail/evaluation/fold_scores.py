@@ -13,6 +13,9 @@ from torch import Tensor
 from vitrail.evaluation.bootstrap import bias_corrected_interval, bootstrap_scores, score_intervals
 from vitrail.evaluation.multi_label import bootstrap_label_metrics
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.detected_images import load_detected_images
+from vitrail.tasks.detection import DetectionTask
+from vitrail.tasks.detection_metrics import bootstrap_detection, detection_scores
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.resampling import CONFIDENCE_LEVEL, finite_interval
 from vitrail.tasks.segmentation import SegmentationTask
@@ -87,3 +90,13 @@ def _(task: SegmentationTask, saved: Mapping[str, Tensor]) -> tuple[dict[str, fl
     samples, _ = bootstrap_segmentation(saved["confusion"], saved["boundary"])
     intervals = {name: finite_interval(values) for name, values in samples.items()}
     return task.scores(saved["confusion"], saved["boundary"]), intervals
+
+
+@pooled_scores.register
+def _(task: DetectionTask, saved: Mapping[str, Tensor]) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Rank the detections of all folds together, although the scores are those of different models."""
+    detected = load_detected_images(saved)
+    assert detected is not None
+    matches = detected.matches()
+    samples, _ = bootstrap_detection(matches, task.classes)
+    return detection_scores(matches, task.classes), {name: finite_interval(values) for name, values in samples.items()}

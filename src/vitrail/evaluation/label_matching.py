@@ -14,6 +14,7 @@ from vitrail.data.sources.dataset import (
     as_label_sets,
     class_counts,
     select_images,
+    with_box_targets,
     with_class_names,
     with_label_sets,
     with_mask_targets,
@@ -69,6 +70,8 @@ def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
     task = predictor.task
     if task.config.has_masks:
         return match_masks(source, predictor, data)
+    if task.config.has_boxes:
+        return match_boxes(source, predictor, data)
     if not task.has_classes:
         task.require_targets(source, data)
         return source
@@ -86,14 +89,22 @@ def match_targets(source: Dataset, predictor: Predictor, data: str) -> Dataset:
 
 def match_masks(source: Dataset, predictor: Predictor, data: str) -> Dataset:
     """Return the dataset with its masks numbered by the model's classes, all of which it need not have."""
-    source, names = with_mask_targets(source, data), predictor.class_names
-    if unknown := [name for name in source.mask_names if name not in names]:
+    return _renumber(with_mask_targets(source, data), predictor, data, "masks")
+
+
+def match_boxes(source: Dataset, predictor: Predictor, data: str) -> Dataset:
+    """Return the dataset with its boxes numbered by the model's classes, all of which it need not have."""
+    return _renumber(with_box_targets(source, data), predictor, data, "boxes")
+
+
+def _renumber(source: Dataset, predictor: Predictor, data: str, targets: str) -> Dataset:
+    """Return a dataset of masks or boxes with the model's classes in place of its own."""
+    own, names = source.class_names, predictor.class_names
+    if unknown := [name for name in own if name not in names]:
+        raise VitrailError(_unknown_classes_message(unknown, len(own), list(names), data, predictor.names is None))
+    if duplicate := next((name for name in own if names.count(name) > 1), None):
         raise VitrailError(
-            _unknown_classes_message(unknown, len(source.mask_names), list(names), data, predictor.names is None)
-        )
-    if duplicate := next((name for name in source.mask_names if names.count(name) > 1), None):
-        raise VitrailError(
-            f"two classes of the model are named {duplicate!r}, so the masks of {data} cannot be matched with them"
+            f"two classes of the model are named {duplicate!r}, so the {targets} of {data} cannot be matched with them"
         )
     return with_class_names(source, names)
 

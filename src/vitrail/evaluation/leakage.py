@@ -16,6 +16,8 @@ from vitrail.errors import VitrailError
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
 
+BOX_COLUMNS = Columns(boxes=True)  # of whatever dataset a detection model is evaluated on
+
 
 def open_like_training(
     data: Any,
@@ -94,6 +96,8 @@ def _training_columns(predictor: Predictor, data: Any) -> Columns:
     """Return where a table's targets were found when the model was trained on it; of other data nothing is known."""
     if predictor.task.config.has_masks:
         return _mask_columns(predictor)
+    if predictor.task.config.has_boxes:
+        return BOX_COLUMNS
     trained_on = isinstance(data, str | os.PathLike) and _was_trained_on(predictor, source_name(data))
     return _recorded_columns(predictor) if trained_on else ANY_COLUMNS
 
@@ -102,6 +106,8 @@ def _evaluation_columns(predictor: Predictor, data: Any, columns: Columns) -> Co
     """Return how a table's targets are read to evaluate a model: as it was trained, where nothing else is said."""
     if predictor.task.config.has_masks:
         return _mask_columns(predictor, columns.ignore)
+    if predictor.task.config.has_boxes:
+        return BOX_COLUMNS
     if columns.targets or predictor.task.config.several_labels is None:
         return columns if columns.targets else replace(ANY_COLUMNS, targets=_recorded_columns(predictor).targets)
     trained = _training_columns(predictor, data)

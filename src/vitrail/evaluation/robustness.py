@@ -1,7 +1,8 @@
 """``vitrail.evaluate_robustness``: how much of its accuracy a model keeps when its images are corrupted.
 
 What is measured is the score of each image that the model's task defines: of a classifier, whether its first prediction is
-correct; of a multi-label model, the average precision of the ranking of its labels; of masks, the pixel accuracy.
+correct; of a multi-label model, the average precision of the ranking of its labels; of masks, the pixel accuracy; of boxes,
+the average precision of the ranking of its detections.
 
 A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
 read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
@@ -131,13 +132,19 @@ def require_image_scores(predictor: Predictor) -> Predictor:
 
 def task_corruptions(task: Task, grid: GridSize) -> tuple[Corruption, ...]:
     """Return the corruptions that a model of this task can be tested under."""
-    return tuple(each for each in corruption_suite(grid) if not (each.moves_parts and task.config.has_masks))
+    return tuple(each for each in corruption_suite(grid) if not (each.moves_parts and _has_places(task)))
 
 
 def left_out_notes(task: Task, grid: GridSize) -> list[str]:
     """Return a note on the corruptions that a model of this task is not tested under."""
-    left_out = [each for each in corruption_suite(grid) if each.moves_parts and task.config.has_masks]
-    return [f"{each.name} moves parts of an image away from their masks, so it is left out" for each in left_out]
+    left_out = [each for each in corruption_suite(grid) if each.moves_parts and _has_places(task)]
+    targets = "masks" if task.config.has_masks else "boxes"
+    return [f"{each.name} moves parts of an image away from their {targets}, so it is left out" for each in left_out]
+
+
+def _has_places(task: Task) -> bool:
+    """Whether the targets belong to places of an image."""
+    return task.config.has_masks or task.config.has_boxes
 
 
 def measure_of(predictor: Predictor) -> ImageScore:

@@ -74,8 +74,12 @@ def _whole_bands(predictor: Predictor, outputs: ndarray, size: ImageSize) -> Ban
 def _finite(bands: Bands, predictor: Predictor) -> Bands:
     for band, values in bands:
         if not values.isfinite().all():
-            raise NonFiniteOutputs(f"makes the model's {predictor.task.output_name} non-finite (NaN/Inf)")
+            raise _non_finite(predictor)
         yield band, values
+
+
+def _non_finite(predictor: Predictor) -> NonFiniteOutputs:
+    return NonFiniteOutputs(f"makes the model's {predictor.task.output_name} non-finite (NaN/Inf)")
 
 
 def batch_limit(predictor: Predictor, batch_size: int) -> int:
@@ -122,7 +126,7 @@ def _predict_loaded(
             yield from _predict_batch(predictor, waiting)
             waiting = []
         if image.pixels is not None:
-            yield _predict_one(predictor, image, image_bands(predictor, image.pixels, tiling, batch_size))
+            yield _predict_tiled(predictor, image, image_bands(predictor, image.pixels, tiling, batch_size))
     yield from _predict_batch(predictor, waiting)
 
 
@@ -133,10 +137,16 @@ def _predict_batch(predictor: Predictor, images: list[LoadedImage]) -> Iterator[
         if image.error is not None:
             yield predictor.task.prediction_class(file=image.where, error=image.error)
         else:
-            yield _predict_one(predictor, image, _whole_bands(predictor, next(outputs), image.size))
+            yield _predict_whole(predictor, image, torch.from_numpy(next(outputs)))
 
 
-def _predict_one(predictor: Predictor, image: LoadedImage, bands: Bands) -> Prediction:
+def _predict_whole(predictor: Predictor, image: LoadedImage, outputs: Float[Tensor, "k rows columns"]) -> Prediction:
+    if not outputs.isfinite().all():
+        return predictor.task.prediction_class(file=image.where, error=str(_non_finite(predictor)))
+    return replace(predictor.task.image_prediction(outputs, image.size), file=image.where)
+
+
+def _predict_tiled(predictor: Predictor, image: LoadedImage, bands: Bands) -> Prediction:
     try:
         return replace(predictor.task.dense_prediction(bands, image.size), file=image.where)
     except NonFiniteOutputs as error:

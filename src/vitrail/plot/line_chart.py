@@ -58,13 +58,15 @@ def line_chart(
     fluid: bool = False,
     legend: bool = True,
     height: int | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw lines, dots and bars.
 
     ``dots``: x, y and hover text. ``bars``: ends in x, y, opacity and hover text. ``dashed``: names of baselines. ``columns``:
     x is an index below it, each in the middle of its own column. ``x_min``, ``y_min``, ``y_max``: ends of the axes.
     ``captions``: per point of a line its label and hover text, or None for no dot. ``x_ticks``: tick labels by x value, instead
-    of round numbers. ``fluid``: in a page as wide as its column, with the legend next to the title.
+    of round numbers. ``fluid``: in a page as wide as its column, with the legend next to the title. ``colours``: of lines that
+    have their own.
     """
     finite_lines = {name: downsample(line) for name, line in (lines or {}).items()}
     dots = [dot for dot in dots if math.isfinite(dot[1])]
@@ -86,6 +88,7 @@ def line_chart(
     ticks_by_x = x_ticks or {x: _format_x(x) for x in _x_ticks(axes, points, columns)}
     shapes += [*_grid(axes, ticks_by_x, 18 if fluid else 15), *(_bar(axes, *bar) for bar in bars)]
     entries = line_styles(finite_lines, dashed)
+    entries = [LegendEntry(each.name, (colours or {}).get(each.name, each.colour), each.dashed) for each in entries]
     for row, (entry, line) in enumerate(zip(entries, finite_lines.values(), strict=True)):
         shapes += _line(axes, entry, line, columns is not None, entry.name if fluid else "")
         shapes += _captions(axes, entry, line, (captions or {}).get(entry.name, ()), len(finite_lines))

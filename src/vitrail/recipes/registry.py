@@ -8,6 +8,9 @@ from vitrail.models.variants import parse_name
 from vitrail.recipes.baselines import augreg, plain, resnet, textbook
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
+from vitrail.recipes.detect import detect
+from vitrail.recipes.detect_demo import detect_demo
+from vitrail.recipes.detect_small import detect_small
 from vitrail.recipes.finetune import finetune
 from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet21k, paper_jft
 from vitrail.recipes.pretrain import mae, masked_patch, simmim
@@ -24,6 +27,9 @@ RECIPES: dict[str, Callable[[RecipeContext], Recipe]] = {
     "segment": segment,
     "segment-small": segment_small,
     "segment-demo": segment_demo,
+    "detect": detect,
+    "detect-small": detect_small,
+    "detect-demo": detect_demo,
     "paper-imagenet": paper_imagenet,
     "paper-imagenet21k": paper_imagenet21k,
     "paper-jft": paper_jft,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
+from math import log2
 from typing import Any, ClassVar, Literal
 
 from vitrail.augment.policy import Policy
@@ -10,6 +11,7 @@ from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
+from vitrail.models.cost.detection import dense_detector_cost
 from vitrail.models.cost.eomt import eomt_cost
 from vitrail.models.cost.masked import masked_cost
 from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transformer_cost
@@ -120,7 +122,12 @@ class TaskConfig:
 
 def named_task(name: str) -> TaskConfig:
     """Return the settings of a task by what it does, such as ``segment``, or by its ``kind``."""
-    known: dict[str, type[TaskConfig]] = {"classify": Classification, "regress": Regression, "segment": Segmentation}
+    known: dict[str, type[TaskConfig]] = {
+        "classify": Classification,
+        "regress": Regression,
+        "segment": Segmentation,
+        "detect": Detection,
+    }
     kinds = {kind: each for kind, each in _by_kind().items() if isinstance(kind, str) and kind != "masked-image"}
     if name not in known | kinds:
         raise VitrailError(f"task must be {', '.join((*known, 'multi-label'))}, got {name!r}{did_you_mean(name, known)}")
@@ -271,14 +278,7 @@ class Segmentation(TaskConfig):
                 raise VitrailError(f"task.{name} must be at least 1, got {value}; try task.{name}=4")
         if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
             raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
-        if (
-            isinstance(self.layers, tuple)
-            and self.layers
-            and (min(self.layers) < 1 or list(self.layers) != sorted(set(self.layers)))
-        ):
-            raise VitrailError(
-                f"task.layers must be numbers of blocks from 1, in rising order, got {self.layers}; try task.layers=8,12"
-            )
+        _check_layers(self.layers)
 
     def num_outputs(self, class_names: Sequence[str]) -> int:
         return 0  # the encoder has no head
@@ -297,9 +297,7 @@ class Segmentation(TaskConfig):
 
     def head_layers(self, depth: int) -> tuple[int, ...]:
         """Return the blocks whose tokens the linear head of a model of this depth sees; none: the last one."""
-        if isinstance(self.layers, tuple):
-            return self.layers
-        return tuple(sorted({-(-depth * quarter // 4) for quarter in range(1, 5)}))
+        return _head_layers(self.layers, depth)
 
     @property
     def decoder_shape(self) -> dict[str, Any]:
@@ -331,11 +329,7 @@ class Segmentation(TaskConfig):
         super().check(model, augment)
         if not isinstance(model, ViTConfig):
             raise VitrailError("segmentation needs the patches of a ViT, and the model is a ResNet; try model=S/16")
-        if (last := max(self.head_layers(model.depth), default=0)) > model.depth:
-            raise VitrailError(
-                f"task.layers must be at most {model.depth}, the model's blocks, got {last}; try task.layers="
-                f"{f'{model.depth // 2},' if model.depth > 1 else ''}{model.depth}"
-            )
+        _check_depth(self.head_layers(model.depth), model.depth)
         if self.head == "eomt" and model.position == "relative":
             raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")
         if self.head == "eomt" and self.num_query_blocks(model.depth) > model.depth:
@@ -361,6 +355,100 @@ class Segmentation(TaskConfig):
         if decoder is not None:
             return mask_transformer_cost(model, self.classes, decoder.depth, decoder.width, decoder.heads, batch_size)
         return linear_segmenter_cost(model, self.classes, self.head_layers(model.depth), batch_size, subpatch=self.subpatch)
+
+
+@dataclass(frozen=True)
+class Detection(TaskConfig):
+    """Boxes with classes. ``dense`` predicts a heat map of the objects' centres, and a box at each of its cells (CenterNet,
+    Zhou et al. 2019), at a higher resolution than that of the patches (ViTDet's simple feature pyramid, Li et al. 2022)."""
+
+    kind: Literal["detection"] = "detection"
+    head: Literal["dense"] = "dense"
+    classes: int = 0  # of the dataset
+    # blocks whose tokens the head sees, from 1; empty: the last; quarters: the last of each quarter of the blocks
+    layers: tuple[int, ...] | Literal["quarters"] = ()
+    upscale_blocks: int | None = None  # each doubles the resolution of the map; None: to cells of about four pixels
+    map_width: int = 64  # channels of the map
+    box_weight: float = 2.0  # of the loss of the boxes, which is added to that of the heat map
+    max_detections: int = 100  # of an image
+    labelled: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    is_dense: ClassVar[bool] = True
+    has_boxes: ClassVar[bool] = True
+    train_recipe: ClassVar[str] = "detect-small"
+    finetune_recipe: ClassVar[str] = "detect"
+    demos: ClassVar[Mapping[str, str]] = {"panes": "detect-demo"}
+    decoder_note: ClassVar[str] = "find objects"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _check_layers(self.layers)
+        for name in ("map_width", "max_detections"):
+            if getattr(self, name) < 1:
+                raise VitrailError(f"task.{name} must be at least 1, got {getattr(self, name)}; try task.{name}=64")
+        if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
+            raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
+        if self.box_weight <= 0:
+            raise VitrailError(f"task.box_weight must be above 0, got {self.box_weight}; try task.box_weight=2")
+
+    def num_outputs(self, class_names: Sequence[str]) -> int:
+        return 0  # the encoder has no head
+
+    def describe_outputs(self, model: ModelConfig) -> str:
+        return f"{self.classes} class{'' if self.classes == 1 else 'es'} of objects"
+
+    def for_classes(self, class_names: Sequence[str]) -> "Detection":
+        return replace(self, classes=len(class_names))
+
+    def has_decoder_of(self, other: TaskConfig) -> bool:
+        return isinstance(other, Detection) and self.decoder_shape == other.decoder_shape
+
+    def with_decoder_of(self, other: TaskConfig) -> "Detection":
+        return replace(self, **other.decoder_shape) if isinstance(other, Detection) else self
+
+    def head_layers(self, depth: int) -> tuple[int, ...]:
+        """Return the blocks whose tokens the head of a model of this depth sees; none: the last one."""
+        return _head_layers(self.layers, depth)
+
+    def num_upscale_blocks(self, patch: tuple[int, int]) -> int:
+        """Return how many times the resolution of the patches is doubled: by default to cells of about four pixels."""
+        return max(round(log2(max(patch) / 4)), 0) if self.upscale_blocks is None else self.upscale_blocks
+
+    @property
+    def decoder_shape(self) -> dict[str, Any]:
+        """The settings that decide which weights the head has."""
+        return {name: getattr(self, name) for name in ("head", "classes", "layers", "upscale_blocks", "map_width")}
+
+    def check(self, model: ModelConfig, augment: Policy) -> None:
+        super().check(model, augment)
+        if not isinstance(model, ViTConfig):
+            raise VitrailError("detection needs the patches of a ViT, and the model is a ResNet; try model=S/16")
+        _check_depth(self.head_layers(model.depth), model.depth)
+
+    def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
+        assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        upscale_blocks = self.num_upscale_blocks(model.patch_stride)
+        return dense_detector_cost(
+            model, self.classes, self.head_layers(model.depth), upscale_blocks, self.map_width, batch_size
+        )
+
+
+def _head_layers(layers: tuple[int, ...] | str, depth: int) -> tuple[int, ...]:
+    """Return the blocks that a setting stands for in a model of this depth."""
+    return layers if isinstance(layers, tuple) else tuple(sorted({-(-depth * quarter // 4) for quarter in range(1, 5)}))
+
+
+def _check_layers(layers: tuple[int, ...] | str) -> None:
+    if isinstance(layers, tuple) and layers and (min(layers) < 1 or list(layers) != sorted(set(layers))):
+        raise VitrailError(f"task.layers must be numbers of blocks from 1, in rising order, got {layers}; try task.layers=8,12")
+
+
+def _check_depth(layers: tuple[int, ...], depth: int) -> None:
+    if (last := max(layers, default=0)) > depth:
+        raise VitrailError(
+            f"task.layers must be at most {depth}, the model's blocks, got {last}; try task.layers="
+            f"{f'{depth // 2},' if depth > 1 else ''}{depth}"
+        )
 
 
 @dataclass(frozen=True)

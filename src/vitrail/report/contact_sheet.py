@@ -33,15 +33,16 @@ def contact_sheet(
     font = ImageFont.load_default(11)
     wrapped = [_wrap(caption, font, side) for caption in captions]
     extra = LINE_HEIGHT * (max(map(len, wrapped), default=1) - 1)
-    cell = side + GAP, side + CAPTION_HEIGHT + extra + GAP
+    drawn = [_fit(image.convert("RGB"), side) for image in images]
+    height = max((round(side * image.height / max(image.size)) for image in images), default=side)  # of the tallest
+    cell = side + GAP, height + CAPTION_HEIGHT + extra + GAP
     page = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), PAPER)
     pen = ImageDraw.Draw(page)
-    for number, (image, lines) in enumerate(zip(images, wrapped, strict=True)):
+    for number, (image, lines) in enumerate(zip(drawn, wrapped, strict=True)):
         left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
-        resized = _fit(image.convert("RGB"), side)
-        page.paste(resized, (left + (side - resized.width) // 2, top + (side - resized.height) // 2))
+        page.paste(image, (left + (side - image.width) // 2, top + (height - image.height) // 2))
         for row, line in enumerate(lines):
-            pen.text((left, top + side + 2 + row * LINE_HEIGHT), _truncate(line, font, side), INK, font)
+            pen.text((left, top + height + 2 + row * LINE_HEIGHT), _truncate(line, font, side), INK, font)
     return page
 
 
@@ -67,12 +68,16 @@ def _wrap(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_
     return lines
 
 
+def fit_scale(size: tuple[int, int], side: int) -> float:
+    """Return the factor by which an image is resized into a square of this side, a whole one for small images."""
+    scale = side / max(size)
+    return float(int(scale)) if max(size) <= MAX_NEAREST_SIDE and scale >= 2 else scale
+
+
 def _fit(image: Image.Image, side: int) -> Image.Image:
-    scale = side / max(image.size)
-    if max(image.size) <= MAX_NEAREST_SIDE and scale >= 2:
-        scale, resampling = float(int(scale)), Image.Resampling.NEAREST
-    else:
-        resampling = Image.Resampling.BICUBIC
+    scale = fit_scale(image.size, side)
+    is_small = max(image.size) <= MAX_NEAREST_SIDE and scale >= 2
+    resampling = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
 
 

@@ -11,6 +11,7 @@ from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.plot.line_chart import Points, line_chart, ticks
 from vitrail.plot.markup import escape
 from vitrail.report.classification_section import ClassificationSection
+from vitrail.report.detection_section import DetectionSection
 from vitrail.report.html import html_page, html_table
 from vitrail.report.multi_label_section import MultiLabelSection
 from vitrail.report.reconstruction_section import MaskedImageSection
@@ -18,6 +19,7 @@ from vitrail.report.regression_section import RegressionSection
 from vitrail.report.segmentation_section import SegmentationSection
 from vitrail.report.task_section import RunReport, TaskSection, register_task_section, task_section
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.detection import DetectionTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
@@ -30,6 +32,7 @@ register_task_section(ClassificationTask, ClassificationSection())
 register_task_section(MultiLabelTask, MultiLabelSection())
 register_task_section(RegressionTask, RegressionSection())
 register_task_section(SegmentationTask, SegmentationSection())
+register_task_section(DetectionTask, DetectionSection())
 register_task_section(MaskedImageTask, MaskedImageSection())
 
 

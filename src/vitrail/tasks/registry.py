@@ -11,13 +11,14 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig
 from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.detection import DetectionTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
 from vitrail.tasks.segmentation import SegmentationTask
 from vitrail.tasks.task import TASKS, Task
 
-BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, SegmentationTask, MaskedImageTask)
+BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, SegmentationTask, DetectionTask, MaskedImageTask)
 
 
 def build_task(

@@ -5,7 +5,6 @@ patch.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -13,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.layers.position import Grid
-from vitrail.models.config import Pair, ViTConfig
+from vitrail.models.config import Pair
 from vitrail.models.vit import ViT
 from vitrail.tasks.dense import upsample_patches
 from vitrail.tasks.mask_transformer import MaskTransformer
+from vitrail.tasks.patch_token_model import PatchTokenModel
 
 
 class LinearHead(nn.Module):
@@ -47,29 +47,7 @@ class PatchLinearHead(nn.Module):
         return upsample_patches(self.linear(torch.cat(list(layers), dim=-1)), grid, self.patch)
 
 
-class PatchSegmenter(nn.Module):
-    """Logits of every pixel, by a head on the patch tokens of some blocks."""
-
-    def __init__(self, encoder: ViT, head: nn.Module, layers: Sequence[int] = ()) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.layers = tuple(layers) or (encoder.config.depth,)
-        self.head: Any = head
-
-    @property
-    def config(self) -> ViTConfig:
-        return self.encoder.config
-
-    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k height width"]:
-        grid, prefix = self.encoder.grid(images), self.config.prefix_tokens
-        layers = self.encoder.encode_layers(self.encoder.embed_patches(images), grid, self.layers)
-        for index in range(len(layers)):  # in place of those without the norm, which need not be kept
-            layers[index] = self.encoder.norm(layers[index])[:, prefix:]
-        logits: Tensor = self.head(layers, grid)
-        return logits
-
-
-class LinearSegmenter(PatchSegmenter):
+class LinearSegmenter(PatchTokenModel):
     """A segmentation model with a linear head: from a token to the logits of its patch's pixels, or of its patch."""
 
     def __init__(self, encoder: ViT, classes: int, layers: Sequence[int] = (), subpatch: bool = True) -> None:
@@ -77,7 +55,7 @@ class LinearSegmenter(PatchSegmenter):
         super().__init__(encoder, head(config.width, classes, config.patch_stride, max(len(layers), 1)), layers)
 
 
-class MaskTransformerSegmenter(PatchSegmenter):
+class MaskTransformerSegmenter(PatchTokenModel):
     """A segmentation model with a mask transformer: Segmenter (Strudel et al. 2021)."""
 
     def __init__(self, encoder: ViT, classes: int, depth: int, width: int, heads: int) -> None:

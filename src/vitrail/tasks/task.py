@@ -22,6 +22,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig
 from vitrail.recipes.task_config import TaskConfig
+from vitrail.tasks.dense import restored_bands
 
 Gather = Callable[[Tensor], Tensor]  # from the rows of this process to those of all ranks
 Loss = Callable[[Tensor, Any], Tensor]  # from outputs and targets to a mean loss
@@ -234,6 +235,10 @@ class Task(ABC):
     def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> Sequence[Prediction]:
         """Return what is predicted for each image, from the tensors that ``evaluate`` has returned and a run has saved."""
         return self.predictions(saved[self.output_name], top_k)
+
+    def image_prediction(self, outputs: Float[Tensor, "k rows columns"], size: ImageSize) -> Prediction:
+        """Return what is predicted for an image of this size, from the finite outputs for the whole of it."""
+        return self.dense_prediction(restored_bands(outputs, self.preprocess, size), size)
 
     def dense_prediction(self, bands: Iterator[tuple[slice, Float[Tensor, "k rows w"]]], size: ImageSize) -> Prediction:
         """Return what is predicted for an image of this size, from finite outputs for its pixels, a band of rows at a time."""

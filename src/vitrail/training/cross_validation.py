@@ -232,14 +232,17 @@ def _csv_lines(folds: Sequence[_FoldPredictions]) -> Iterator[bytes]:
 
 
 def _truth(dataset: Dataset, index: int) -> dict[str, Any]:
-    """Return what is true of an image by column: its class, its classes separated by semicolons, its numbers, or the fraction
-    of its counted pixels that each class has."""
+    """Return what is true of an image by column: its class, its classes separated by semicolons, its numbers, its objects, or
+    the fraction of its counted pixels that each class has."""
     if (label_sets := dataset.label_sets) is not None:
         return {"true_labels": ";".join(dataset.class_names[label] for label in label_sets.classes_of(index))}
     if dataset.has_mask_targets:
         mask = dataset.mask(index)
         counted = max(int((mask != IGNORED).sum()), 1)
         return {f"true_{name}": float((mask == label).sum() / counted) for label, name in enumerate(dataset.class_names)}
+    if dataset.has_box_targets:
+        labels = dataset.objects(index).labels.tolist()
+        return {"true_objects": len(labels), "true_labels": ";".join(dataset.class_names[label] for label in labels)}
     if dataset.target_names:
         numbers = np.atleast_1d(dataset.target(index)).tolist()
         return {f"true_{name}": number for name, number in zip(dataset.target_names, numbers, strict=True)}

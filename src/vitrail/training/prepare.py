@@ -24,7 +24,7 @@ from vitrail.models.config import ModelConfig, Pair
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.recipes.task_config import Classification, MultiLabel, Regression, Segmentation, TaskConfig
+from vitrail.recipes.task_config import Classification, Detection, MultiLabel, Regression, Segmentation, TaskConfig
 from vitrail.tasks.registry import model_task
 from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
@@ -61,8 +61,10 @@ class RecipeOptions:
             recipe = replace(recipe, augment=get_policy(self.augment))
         if self.fit is not None:
             recipe = replace(recipe, preprocess=recipe.preprocess.with_fit(self.fit))
-        if self.head is not None and not recipe.task.has_masks:
-            raise VitrailError(f"head chooses that of a segmentation model, and the task is {recipe.task.name}; leave it out")
+        if self.head is not None and not recipe.task.is_dense:
+            raise VitrailError(
+                f"head chooses that of a segmentation or detection model, and the task is {recipe.task.name}; leave it out"
+            )
         recipe, notes = override_recipe(recipe, [*self._assignments(), *self.overrides])
         if self.epochs is None:
             return recipe, tuple(notes)
@@ -294,6 +296,8 @@ def detect_task(data: DatasetSplits) -> TaskConfig:
         return Regression(targets=data.target_names)
     if data.train.has_mask_targets:
         return Segmentation()
+    if data.train.has_box_targets:
+        return Detection()
     return Classification() if data.train.label_sets is None else MultiLabel()
 
 

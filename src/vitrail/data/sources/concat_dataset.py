@@ -1,7 +1,7 @@
 """Concatenation of datasets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.sources.box_faults import BoxFault
 from vitrail.data.sources.dataset import Dataset, DatasetView
 from vitrail.data.sources.label_sets import LabelSets, concat_label_sets
 
@@ -101,6 +102,14 @@ class ConcatDataset(DatasetView):
     @property
     def has_exact_boxes(self) -> bool:
         return all(part.has_exact_boxes for part in self.datasets)
+
+    def box_faults(self) -> Sequence[BoxFault]:
+        starts = self._ends - [len(part) for part in self.datasets]
+        return [
+            replace(fault, image=start + fault.image)
+            for part, start in zip(self.datasets, starts.tolist(), strict=True)
+            for fault in part.box_faults()
+        ]
 
     def sizes(self, indices: ndarray) -> ndarray | None:
         sizes = np.empty((len(indices), 2), np.int64)

@@ -12,7 +12,7 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int, Int16, Int32, Num, UInt8
 from numpy import ndarray
 
 from vitrail.data.decode import band_format, decode_bands, to_pil
+from vitrail.data.sources.box_faults import BoxFault
 from vitrail.data.sources.columns import ANY_COLUMNS, NONE_IGNORED, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import SplitFractions
@@ -204,6 +205,14 @@ class Dataset(ABC):
         OSError."""
         raise VitrailError(f"{self.name} has no boxes; name a dataset with boxes")
 
+    def box_faults(self) -> Sequence[BoxFault]:
+        """Return the boxes that ``objects`` leaves out because they cannot be used, and those that reach out of their image."""
+        return ()
+
+    def describe_object(self, index: int, number: int) -> str:
+        """Return a description of an object for messages, such as its file and its place there."""
+        return f"{self.describe(index)}, object {number}"
+
     @property
     def is_deterministic(self) -> bool:
         """Whether an image is the same each time it is read, which only a user's own object may not be."""
@@ -347,6 +356,10 @@ class DatasetView(Dataset):
         dataset, position = self.locate(index)
         return dataset.objects(position)
 
+    def describe_object(self, index: int, number: int) -> str:
+        dataset, position = self.locate(index)
+        return dataset.describe_object(position, number)
+
 
 @dataclass(frozen=True, eq=False)
 class Subset(DatasetView):
@@ -437,6 +450,16 @@ class Subset(DatasetView):
     def has_box_targets(self) -> bool:
         return self.dataset.has_box_targets
 
+    def box_faults(self) -> Sequence[BoxFault]:
+        by_image: dict[int, list[BoxFault]] = {}
+        for fault in self.dataset.box_faults():
+            by_image.setdefault(fault.image, []).append(fault)
+        return [
+            replace(fault, image=index)
+            for index, image in enumerate(self.indices.tolist() if by_image else ())
+            for fault in by_image.get(image, ())
+        ]
+
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])
 
@@ -525,15 +548,20 @@ class BoxTargets(Subset):
         return objects[objects.labels >= 0]
 
 
+def without_boxes(name: object) -> VitrailError:
+    """Return the error of a source that has no boxes."""
+    return VitrailError(
+        f"{name} has no boxes, which detection learns from; name a COCO file, a folder with YOLO's labels/ or Pascal VOC's "
+        "Annotations/, or a table with a box in each row"
+    )
+
+
 def with_box_targets(dataset: Dataset, name: str) -> Dataset:
     """Return the dataset of this name with its boxes as targets."""
     if dataset.has_box_targets:
         return dataset
     if not dataset.box_names:
-        raise VitrailError(
-            f"{name} has no boxes, which detection learns from; name a COCO file, a folder with YOLO's labels/ or Pascal VOC's "
-            "Annotations/, or a table with a box in each row"
-        )
+        raise without_boxes(name)
     every = np.arange(len(dataset))
     return BoxTargets(dataset, every, np.full(len(dataset), -1, np.int64), dataset.box_names)
 

@@ -30,6 +30,25 @@ class Objects:
     def with_labels(self, labels: Int[ndarray, " k"]) -> "Objects":
         return replace(self, labels=labels)
 
+    def scaled(self, x: float, y: float) -> "Objects":
+        """Return the objects of an image that is so many times as wide and as high."""
+        return replace(self, boxes=self.boxes * np.array([x, y, x, y]), areas=self.areas * (x * y))
+
+    def moved(self, x: float, y: float) -> "Objects":
+        return replace(self, boxes=self.boxes + np.array([x, y, x, y]))
+
+    def turned(self, orientation: int, size: tuple[int, int]) -> "Objects":
+        """Return the objects of a sideways image of this stored height and width as it is when turned as its EXIF says."""
+        height, width = size
+        left, top, right, bottom = self.boxes.T
+        turned = {
+            5: (top, left, bottom, right),
+            6: (height - bottom, left, height - top, right),
+            7: (height - bottom, width - right, height - top, width - left),
+            8: (top, width - right, bottom, width - left),
+        }
+        return replace(self, boxes=np.stack(turned[orientation], axis=1))
+
 
 def build_objects(
     boxes: object, labels: object, crowd: ndarray | None = None, areas: Float[ndarray, " k"] | None = None

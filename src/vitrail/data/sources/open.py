@@ -39,6 +39,7 @@ from vitrail.data.sources.dataset import (
     with_class_names,
     with_mask_targets,
     with_numbers,
+    without_boxes,
 )
 from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
 from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder, scan_or_raise
@@ -53,6 +54,7 @@ from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import TABLE_SUFFIXES, read_table
 from vitrail.data.sources.tar_shards import read_shards
 from vitrail.data.sources.user_dataset import as_dataset
+from vitrail.data.sources.voc.read_voc import has_voc_files, read_voc
 from vitrail.data.sources.yolo.read_yolo import find_yolo, read_yolo
 from vitrail.errors import VitrailError, did_you_mean
 
@@ -101,7 +103,8 @@ def open_dataset(
     if not labelled:
         return data
     nothing = "segmentation needs at least two" if data.train.has_mask_targets else "nothing to classify"
-    single = [f"there is a single class, {data.class_names[0]!r}: {nothing}"] if len(data.class_names) == 1 else []
+    is_single = len(data.class_names) == 1 and not data.train.has_box_targets
+    single = [f"there is a single class, {data.class_names[0]!r}: {nothing}"] if is_single else []
     return replace(data, notes=(*data.notes, *single, *training_notes(data.train)))
 
 
@@ -145,12 +148,12 @@ class _Reader:
     @property
     def reads_masks(self) -> bool:
         """Whether the masks of images are targets, where there are any: if they are chosen, or targets are needed at all."""
-        return self.labelled if self.columns.masks is None else self.columns.masks
+        return (self.labelled and not self.columns.boxes) if self.columns.masks is None else self.columns.masks
 
     @property
     def reads_boxes(self) -> bool:
-        """Likewise of boxes."""
-        return self.labelled if self.columns.boxes is None else self.columns.boxes
+        """Likewise of boxes; where masks are not to be targets, boxes are only by choice."""
+        return (self.labelled and self.columns.masks is None) if self.columns.boxes is None else self.columns.boxes
 
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
@@ -250,34 +253,41 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
-        if self.reads_masks:
+        if self.reads_masks or self.reads_boxes:
             if files := find_coco_files(path):
-                return read_coco_folder(path, files, self.progress)
+                return read_coco_folder(path, files, self.reads_masks, self.reads_boxes, self.progress)
             if (description := find_yolo(path)) is not None:
-                return read_yolo(description, progress=self.progress)
+                return read_yolo(description, self.reads_masks, self.reads_boxes, self.progress)
         listing = scan_or_raise(path, self.progress)
+        if self.columns.boxes:
+            if has_voc_files(path):
+                return read_voc(path, listing, self.progress)
+            raise without_boxes(path)
         if (pairs := pair_masks(listing)) is not None:
             if self.reads_masks:
                 return read_mask_folder(path, pairs, self.columns.ignore, self.progress)
             if not self.labelled:
                 return SourceSplits(images_of_mask_folder(path, pairs))
+        elif self.reads_boxes and has_voc_files(path):
+            return read_voc(path, listing, self.progress)
         elif self.reads_masks and (folder := empty_mask_folder(listing)) is not None:
             raise VitrailError(f"{path / folder} has no masks; it needs a PNG file for each image, of the same name and size")
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        leaves_masks = self.columns.masks is False and (pairs is not None or bool(find_coco_files(path)) or find_yolo(path))
+        has_others = pairs is not None or bool(find_coco_files(path)) or find_yolo(path) or has_voc_files(path)
         if self.labelled and pairs is not None:
             notes.append("folders are classes here, also those of masks, which --task segment reads as masks")
-        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_masks else ANY_COLUMNS)
+        leaves_others = self.columns.masks is False and has_others
+        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_others else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()
         if suffix in TABLE_SUFFIXES:
             return read_table(path, self.columns, self.labelled)
         if suffix == ".json":
-            return read_coco_file(path, self.reads_masks, self.progress)
+            return read_coco_file(path, self.reads_masks, self.reads_boxes, self.progress)
         if suffix in (".yaml", ".yml"):
-            return read_yolo(path, self.reads_masks, self.progress)
+            return read_yolo(path, self.reads_masks, self.reads_boxes, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):

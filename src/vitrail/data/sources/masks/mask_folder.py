@@ -27,7 +27,7 @@ from vitrail.data.sources.masks.mask_classes import MaskClasses, UnnamedValues, 
 from vitrail.data.sources.masks.mask_file import as_its_image, colour_text, decode_mask, naming_mask
 from vitrail.data.sources.masks.pair_masks import MaskPairs
 from vitrail.data.sources.masks.scan_values import MAX_SCANNED, ValueScan, scan_values
-from vitrail.data.sources.masks.voc import BORDER, read_lists, voc_legend
+from vitrail.data.sources.masks.voc import BORDER, MASK_LISTS, read_lists, voc_legend
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
 
@@ -40,7 +40,7 @@ class MaskFileDataset(ImageFileDataset):
 
     masks: Sequence[str]  # relative to the root
     classes: MaskClasses
-    objects: Sequence[str] = ()  # relative to the root; empty: there are none
+    object_masks: Sequence[str] = ()  # relative to the root; empty: there are none
 
     @property
     def mask_names(self) -> tuple[str, ...]:
@@ -56,9 +56,9 @@ class MaskFileDataset(ImageFileDataset):
             return self._upright(self.classes.encode(decode_mask(read_image_file(path))), index)
 
     def instances(self, index: int) -> Int32[ndarray, "h w"] | None:
-        if not self.objects:
+        if not self.object_masks:
             return None
-        path = self.root / self.objects[index]
+        path = self.root / self.object_masks[index]
         with naming_mask("mask of objects", path):
             objects = decode_mask(read_image_file(path))
             values = objects.indices()
@@ -169,7 +169,7 @@ def _assign_splits(root: Path, pairs: MaskPairs) -> tuple[dict[str, Pairs], list
     """Return the pairs by split, as the folders have them or the lists of Pascal VOC; notes; and what is left out."""
     by_split, left_out = dict(pairs.pairs), pairs.left_out
     notes = list[str]()
-    listed = read_lists(root) if set(by_split) == {""} else {}
+    listed = read_lists(root, MASK_LISTS) if set(by_split) == {""} else {}
     if listed:
         by_split, left_out, unlisted = _by_lists(listed, pairs)
         if not by_split:

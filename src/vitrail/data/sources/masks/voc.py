@@ -15,7 +15,7 @@ CLASSES = (
 BORDER = 255
 STEM = re.compile(r"(\d{4}_)?\d{6}")  # of its images: 2007_000027, or 000032
 LISTS = {"train": "train", "val": "validation", "test": "test"}
-LIST_FOLDER = Path("ImageSets", "Segmentation")
+MASK_LISTS, BOX_LISTS = Path("ImageSets", "Segmentation"), Path("ImageSets", "Main")
 
 
 def palette_colour(index: int) -> int:
@@ -38,10 +38,10 @@ def voc_legend(scan: ValueScan, stems: Sequence[str]) -> Legend | None:
     return Legend("the palette of Pascal VOC", tuple(LegendClass(name, value) for value, name in enumerate(CLASSES)))
 
 
-def read_lists(root: Path) -> dict[str, str]:
-    """Return the split of each name that the lists have; empty if there are none. ``trainval`` stands for both if they are
-    missing."""
-    folder = root / LIST_FOLDER
+def read_lists(root: Path, lists: Path) -> dict[str, str]:
+    """Return the split of each name that the lists of a folder have; empty if there are none. ``trainval`` stands for both if
+    they are missing."""
+    folder = root / lists
     listed = {name: _read_list(folder / f"{name}.txt") for name in (*LISTS, "trainval")}
     splits: dict[str, str] = {}
     for name, split in LISTS.items():

@@ -1,0 +1,246 @@
+"""Detection: boxes with classes. b images, k classes, m detections; the model's input is height by width.
+
+The loss is computed at the model's input size, the metrics in pixels of each image, to which the boxes are brought back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor, nn
+
+from vitrail.augment.crop import clip_boxes
+from vitrail.data.decode import ImageSize
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.objects import Objects, box_areas
+from vitrail.data.transforms import boxes_to_input, crop_window, upright_size
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.vit import ViT
+from vitrail.recipes.task_config import Detection
+from vitrail.tasks.box_decoding import Detections, decode_boxes
+from vitrail.tasks.box_loss import box_loss, centre_targets, heat_loss
+from vitrail.tasks.detected_images import load_detected_images, stack_detected_images
+from vitrail.tasks.detection_metrics import METRIC_TITLES, class_rows, detection_scores, image_average_precision
+from vitrail.tasks.detection_model import DenseDetector
+from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+MIN_SCORE = 0.5  # of a detection where there is no ranking
+
+
+@dataclass(frozen=True)
+class DetectedBox:
+    """An object that is found in an image."""
+
+    label: str
+    score: float
+    box: Box  # in pixels of the image, right and bottom exclusive
+
+
+@dataclass(frozen=True)
+class DetectionPrediction(Prediction):
+    """The objects that are found in an image, those with the highest scores first."""
+
+    boxes: list[DetectedBox] = field(default_factory=list)
+    size: ImageSize | None = None  # height and width of the image
+
+    def cells(self) -> dict[str, Any]:
+        return {"objects": len(self.boxes), "labels": ";".join(box.label for box in self.boxes)}
+
+    def plain(self) -> dict[str, Any]:
+        size = None if self.size is None else list(self.size)
+        return {"file": self.file, "error": self.error, "size": size, "boxes": [asdict(box) for box in self.boxes]}
+
+    def text(self) -> list[str]:
+        counts: dict[str, int] = {}
+        for box in self.boxes:
+            counts[box.label] = counts.get(box.label, 0) + 1
+        return [str(len(self.boxes)), ", ".join(f"{count} {label}" for label, count in counts.items())]
+
+
+@dataclass(frozen=True)
+class DetectionTask(Task):
+    """Boxes with classes."""
+
+    config_class: ClassVar = Detection
+    primary_metric: ClassVar[str] = "ap"
+    fractions: ClassVar[tuple[str, ...]] = tuple(METRIC_TITLES)
+    curves: ClassVar[tuple[str, ...] | None] = ("ap", "ap50", "ap75", "ar100")
+    metric_titles: ClassVar[Mapping[str, str]] = METRIC_TITLES
+    image_score: ClassVar = ImageScore("ap50", "AP50 of an image")
+    output_name: ClassVar[str] = "outputs"
+    target_name: ClassVar[str] = "boxes"
+    agreement_title: ClassVar[str] = "same objects"
+    prediction_class: ClassVar = DetectionPrediction
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def description(self) -> str:
+        return "a detection model"
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def require_targets(self, dataset: Dataset, name: str) -> None:
+        if len(dataset) and not dataset.has_box_targets:
+            raise VitrailError(
+                f"{name} has no boxes, which detection needs; name a COCO file, or a folder in YOLO's or Pascal VOC's layout"
+            )
+
+    def with_data(self, data: DatasetSplits) -> "DetectionTask":
+        super().with_data(data)
+        if self.config.classes != len(data.class_names):
+            raise VitrailError(
+                f"task.classes must be {len(data.class_names)}, the number of classes of {data.name}, got {self.config.classes}"
+            )
+        return self
+
+    def build_model(self, encoder: Model) -> nn.Module:
+        assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
+        config, model = self.config, encoder.config
+        return DenseDetector(
+            encoder,
+            config.classes,
+            config.head_layers(model.depth),
+            upscale_blocks=config.num_upscale_blocks(model.patch_stride),
+            map_width=config.map_width,
+        )
+
+    def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
+        """Return the indices of the images: their numbers of objects differ, and they are read when they are compared."""
+        return torch.from_numpy(indices)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        device = next(model.parameters()).device
+        images, objects = batch.images.to(device, non_blocking=True), batch.targets.to(device)
+        outputs = model(images).float()
+        size = images.shape[2], images.shape[3]
+        parts = [torch.stack(self.image_losses(*each, size)) for each in zip(outputs, objects, strict=True)]
+        heat, boxes = torch.stack(parts).mean(0)
+        return heat + self.config.box_weight * boxes, {"heat_loss": heat.detach(), "box_loss": boxes.detach()}
+
+    def image_losses(
+        self, output: Float[Tensor, "channels rows columns"], objects: Float[Tensor, "m 6"], size: ImageSize
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Return the losses of the heat map and of the boxes of one image. ``size``: of the model's input."""
+        targets = centre_targets(objects, self.classes, (output.shape[1], output.shape[2]), size)
+        return heat_loss(output[:-4], targets), box_loss(output[-4:], targets, size)
+
+    def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
+        """Return the detections in pixels of the model's input."""
+        return decode_boxes(outputs, self.preprocess.image_size, self.config.max_detections)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
+        """Return the metrics in pixels of the images, and what they come from: the detections and objects of each image."""
+        was_training, device = model.training, next(model.parameters()).device
+        model.eval()
+        indices, detections, objects, losses = list[int](), [], [], list[float]()
+        try:
+            for batch in loader.batches(workers=workers):
+                outputs, numbers = model(batch.images.to(device)).float().cpu(), batch.indices.tolist()
+                for index, output in zip(numbers, outputs, strict=True):
+                    size, true = upright_size(loader.dataset, index), loader.dataset.objects(index)
+                    detections.append(self.detect(output, size))
+                    losses.append(self._validation_loss(output, true, size))
+                    objects.append(true)
+                indices += numbers
+        finally:
+            model.train(was_training)
+        own_losses, own_indices = torch.tensor(losses, dtype=torch.float64), torch.tensor(indices, dtype=torch.int64)
+        all_losses = gather(own_losses)[gather(own_indices).argsort()]
+        detected = stack_detected_images(indices, detections, objects).gathered(gather)
+        scores = detection_scores(detected.matches(), self.classes)
+        return {"loss": all_losses.mean().item(), **scores, **detected.tensors()}
+
+    def _validation_loss(self, output: Float[Tensor, "channels rows columns"], objects: Objects, size: ImageSize) -> float:
+        input_size = self.preprocess.image_size
+        visible = clip_boxes(boxes_to_input(objects.boxes, size, self.preprocess), input_size)
+        rows = torch.from_numpy(np.column_stack([visible, objects.labels, objects.crowd])[box_areas(visible) > 0]).float()
+        heat, boxes = self.image_losses(output, rows, input_size)
+        return float(heat + self.config.box_weight * boxes)
+
+    def detect(self, output: Float[Tensor, "channels rows columns"], size: ImageSize) -> Float[Tensor, "m 6"]:
+        """Return the detections in an image of this size, in its pixels: left, top, right, bottom, score, label."""
+        found = self.decode(output[None])
+        columns = [self.restore_boxes(found.boxes[0], size), found.scores[0][:, None], found.labels[0][:, None]]
+        return torch.cat([column.double() for column in columns], dim=1)[found.scores[0] > 0]  # 0: no peak
+
+    def restore_boxes(self, boxes: Float[Tensor, "m 4"], size: ImageSize) -> Float[Tensor, "m 4"]:
+        """Return boxes of the model's input in pixels of the image, and inside of it: the preprocessing undone."""
+        height, width = size
+        _, (left, top, right, bottom) = crop_window((width, height), self.preprocess)
+        input_height, input_width = self.preprocess.image_size
+        scale = boxes.new_tensor(((right - left) / input_width, (bottom - top) / input_height)).repeat(2)
+        limits = boxes.new_tensor((width, height)).repeat(2)
+        return (boxes * scale + boxes.new_tensor((left, top)).repeat(2)).clamp(min=0).minimum(limits)
+
+    def image_targets(self, dataset: Dataset, indices: ndarray) -> list[tuple[Objects, ImageSize]]:
+        """Return the objects of some images, and the images' sizes."""
+        return [(dataset.objects(index), upright_size(dataset, index)) for index in indices.tolist()]
+
+    def image_scores(
+        self, outputs: Float[Tensor, "b channels rows columns"], targets: Sequence[tuple[Objects, ImageSize]]
+    ) -> Float[Tensor, " b"]:
+        """Return the average precision of the detections in each image, ranked whatever their class; of an image without
+        objects 1 if nothing is detected with a score of 0.5, else 0."""
+        indices = range(len(targets))
+        detections = [self.detect(output, size) for output, (_, size) in zip(outputs, targets, strict=True)]
+        detected = stack_detected_images(indices, detections, [objects for objects, _ in targets])
+        precision = torch.tensor([image_average_precision(each) for each in detected.matches()], dtype=torch.float64)
+        is_clear = torch.tensor([not (rows[:, 4] >= MIN_SCORE).any() for rows in detections], dtype=torch.float64)
+        return torch.where(precision.isnan(), is_clear, precision)
+
+    def split_details(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        detected = load_detected_images(scores)
+        assert detected is not None
+        return {"classes": class_rows(self.class_names, detected.matches())}
+
+    def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> list[DetectionPrediction]:
+        """Return the detections of each image from a score of 0.5 on; the sizes of the images are not saved."""
+        detected = load_detected_images(saved)
+        assert detected is not None
+        rows = [torch.from_numpy(np.column_stack(found)[found.scores >= MIN_SCORE]) for found, _ in detected]
+        return [self.box_prediction(each[:, :4], each[:, 4], each[:, 5].long(), None) for each in rows]
+
+    def image_prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
+        found = self.decode(outputs[None])
+        return self.box_prediction(self.restore_boxes(found.boxes[0], size), found.scores[0], found.labels[0], size)
+
+    def box_prediction(
+        self, boxes: Float[Tensor, "m 4"], scores: Float[Tensor, " m"], labels: Int[Tensor, " m"], size: ImageSize | None
+    ) -> DetectionPrediction:
+        """Return detections as a prediction; those without a peak, whose score is 0, are left out."""
+        rows = zip(boxes.tolist(), scores.tolist(), labels.tolist(), strict=True)
+        found = [DetectedBox(self.class_names[label], score, _as_box(box)) for box, score, label in rows if score > 0]
+        return DetectionPrediction(boxes=found, size=size)
+
+    def predictions(self, outputs: Float[Tensor, "b channels rows columns"], top_k: int) -> list[DetectionPrediction]:
+        """Return predictions in pixels of the model's input, of images whose own sizes are not known."""
+        found = self.decode(outputs)
+        return [self.box_prediction(*each, self.preprocess.image_size) for each in zip(*found, strict=True)]
+
+    def columns(self, top_k: int) -> list[str]:
+        return ["objects", "labels"]
+
+    def table_columns(self) -> dict[str, int]:
+        return {"objects": 8, "found": 40}
+
+    def export_outputs(self, outputs: Float[Tensor, "b channels rows columns"]) -> dict[str, Tensor]:
+        found = self.decode(outputs)
+        return {self.output_name: outputs, "boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+
+def _as_box(values: Sequence[float]) -> Box:
+    left, top, right, bottom = values
+    return left, top, right, bottom
