@@ -14,8 +14,8 @@ def has_own_queries(c: ViTConfig) -> bool:
     return c.qk_norm or c.rotation is not None
 
 
-def count_windows(c: ViTConfig, side: int, counter: OpCounter, held: int, held_fixed: int) -> None:
-    """Count the attention of a layer with windows, between its projections; ``held``: floats that exist meanwhile."""
+def count_windows(c: ViTConfig, side: int, counter: OpCounter, before: int, before_fixed: int) -> None:
+    """Count the attention of a layer with windows, between its projections; ``before``: floats that exist already."""
     t, d, h, o = c.tokens, c.width, c.heads, c.prefix_tokens
     windows, s = prod(-(-length // side) for length in c.grid), side**2
     p, keys = windows * s, windows * (o + s)
@@ -43,23 +43,23 @@ def count_windows(c: ViTConfig, side: int, counter: OpCounter, held: int, held_f
     merged = p if not (o or is_wider) else c.patches  # without columns of padding, the patches are a view
     if c.attention_norm:  # its input
         counter.saved_floats += (merged - c.patches) * d
-    held_fixed += 3 * d + (d if is_padded and c.qk_norm else 0)
-    counter.add_moment(held + (4 if is_padded else 3) * p * d, held_fixed)  # parted are queries, keys and at last values
+    before_fixed += 3 * d + (d if is_padded and c.qk_norm else 0)
+    counter.add_moment(before + (4 if is_padded else 3) * p * d, before_fixed)  # parted are queries, keys and at last values
     bias = 0
     if c.relative_axes:
-        count_relative_axes(c, (side, side), counter, held + 3 * p * d, held_fixed, windows)
+        count_relative_axes(c, (side, side), counter, before + 3 * p * d, before_fixed, windows)
         bias = h * p * s
     parts = (p + 2 * keys + 3 * o if o else 3 * p) * d
     if o:  # keys and values of the others are repeated for each window, and joined to it
-        counter.add_moment(held + (3 * p + 3 * o + 2 * keys + windows * o) * d + bias, held_fixed)
+        counter.add_moment(before + (3 * p + 3 * o + 2 * keys + windows * o) * d + bias, before_fixed)
         if bias:
-            counter.add_moment(held + parts + bias + h * s * keys, held_fixed)
+            counter.add_moment(before + parts + bias + h * s * keys, before_fixed)
             bias = h * s * keys
-    counter.add_moment(held + parts + bias + (2 * p + (c.patches if is_wider else 0)) * d, held_fixed)
-    counter.add_moment(held + parts + bias + (merged + o + (t if o else 0)) * d, held_fixed)
+    counter.add_moment(before + parts + bias + (2 * p + (c.patches if is_wider else 0)) * d, before_fixed)
+    counter.add_moment(before + parts + bias + (merged + o + (t if o else 0)) * d, before_fixed)
 
 
-def count_relative_axes(c: ViTConfig, grid: Pair, counter: OpCounter, held: int, held_fixed: int, windows: int = 1) -> None:
+def count_relative_axes(c: ViTConfig, grid: Pair, counter: OpCounter, before: int, before_fixed: int, windows: int = 1) -> None:
     """Count the relative positions along the axes of a grid, that of the patches or of each window."""
     head, n = c.width // c.heads, prod(grid)
     p = windows * n
@@ -68,5 +68,5 @@ def count_relative_axes(c: ViTConfig, grid: Pair, counter: OpCounter, held: int,
     counter.saved_floats += 2 * p * c.width  # queries, once for each axis
     counter.saved_floats_fixed += sum(side**2 * (INDEX_FLOATS + head) for side in grid)
     along = c.heads * p * sum(grid)
-    counter.add_moment(held + along + p * c.width, held_fixed + grid[1] ** 2 * head)
-    counter.add_moment(held + along + 2 * c.heads * p * n, held_fixed)  # the sum of both, and in the order of the patches
+    counter.add_moment(before + along + p * c.width, before_fixed + grid[1] ** 2 * head)
+    counter.add_moment(before + along + 2 * c.heads * p * n, before_fixed)  # the sum of both, and in the order of the patches
