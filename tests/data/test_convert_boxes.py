@@ -1,6 +1,7 @@
 """Boxes that are written in another format are those of the dataset, read here without the readers of the package."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +9,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.box_images import HEIGHT, NAMES, WIDTH, some_objects, write_boxed
 from vitrail import open_dataset
 from vitrail.cli.main import run
 from vitrail.data import convert_boxes as convert_boxes_module
 from vitrail.data.convert_boxes import convert_boxes
-from vitrail.data.sources.dataset import Dataset
+from vitrail.data.decode import ORIENTATION_TAG, decode
+from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.data.sources.objects import build_objects
 from vitrail.errors import VitrailError
 
 Found = dict[str, dict[str, list[tuple[str, tuple[float, ...], bool]]]]  # split: file: class, box, crowd
+READ = ("coco", "yolo", "voc", "csv")  # formats with a reader
 FOLDERS = {"train": "train", "validation": "val"}
 Capture = pytest.CaptureFixture[str]
 
@@ -206,6 +211,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
     result = json.loads(capsys.readouterr().out)
     assert result["counts"] == {"train": 5, "validation": 1, "test": 1}
     assert result["classes"] == ["figure", "ornament"]
+    assert result["path"] == str(tmp_path / "out/boxes.csv")
     assert result["boxes"]["train"] == (tmp_path / "out/boxes.csv").read_text().count(",train,")
     assert set(result) == {"path", "to", "classes", "counts", "boxes", "skipped", "resumed", "notes"}
     assert run(arguments) == 2
@@ -239,3 +245,74 @@ def test_open_dataset_takes_boxed_files(tmp_path: Path) -> None:
     data = open_dataset(splits(tmp_path))
     assert data.train.has_box_targets
     assert data.class_names == NAMES
+
+
+Content = dict[str, dict[str, list[tuple[str, list[float], bool]]]]  # split: hash of the image: class, box and crowd
+
+
+def content(data: DatasetSplits) -> Content:
+    """Return the objects of every image, by the image's own bytes."""
+    found: Content = {}
+    for split, part in data.splits.items():
+        found[split] = {}
+        for index in range(len(part)):
+            image, objects = part.read(index), part.objects(index)
+            assert isinstance(image, bytes)
+            columns = objects.labels.tolist(), objects.boxes.round(5).tolist(), objects.crowd.tolist()
+            rows = [(data.class_names[label], box, crowd) for label, box, crowd in zip(*columns, strict=True)]
+            found[split][hashlib.sha256(image).hexdigest()] = rows
+    return found
+
+
+def read_boxes(path: Path) -> DatasetSplits:
+    table = path / "boxes.csv"
+    return open_dataset(table if table.is_file() else path, columns=Columns(boxes=True))
+
+
+def every_split(root: Path) -> dict[str, Dataset]:
+    """Return splits with whole boxes in fractions of pixels, without crowds, and an image that its EXIF turns."""
+    inside = some_objects()[:3]
+    data: dict[str, Dataset] = {split: write_boxed(root / split, inside) for split in ("train", "validation", "test")}
+    image = Image.open(root / "train/0.jpg")
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    image.transpose(Image.Transpose.ROTATE_90).save(root / "train/0.jpg", exif=exif)
+    assert decode(root / "train/0.jpg").size == (WIDTH, HEIGHT)
+    return data
+
+
+@pytest.mark.parametrize("second", READ)
+@pytest.mark.parametrize("first", READ)
+def test_a_dataset_is_read_back_from_every_pair_of_formats(first: str, second: str, tmp_path: Path) -> None:
+    convert_boxes(tmp_path / "first", every_split(tmp_path / "source"), first)
+    before = read_boxes(tmp_path / "first")
+    convert_boxes(tmp_path / "second", before.splits, second)
+    after = read_boxes(tmp_path / "second")
+    assert content(before) == content(after)
+    assert [len(part) for part in after.splits.values()] == [3, 3, 3]
+    assert set(after.class_names) == set(NAMES)
+    if {first, second} <= {"coco", "yolo"}:  # which list their classes
+        assert after.class_names == NAMES
+
+
+def test_a_chain_of_formats_ends_where_it_began(tmp_path: Path) -> None:
+    data = every_split(tmp_path / "source")
+    convert_boxes(tmp_path / "start", data, READ[0])
+    expected, path = content(read_boxes(tmp_path / "start")), tmp_path / "start"
+    assert sum(len(rows) for of_split in expected.values() for rows in of_split.values()) == 9
+    for to in (*READ[1:], READ[0]):
+        source = path / "boxes.csv" if (path / "boxes.csv").is_file() else path
+        assert run(["data", "convert", str(source), str(tmp_path / f"to-{to}"), "--to", to]) == 0
+        path = tmp_path / f"to-{to}"
+    assert content(read_boxes(path)) == expected
+
+
+@pytest.mark.parametrize("to", ["coco", "voc", "csv"])
+def test_crowds_and_areas_come_back(to: str, tmp_path: Path) -> None:
+    data = splits(tmp_path)
+    convert_boxes(tmp_path / "out", data, to)
+    after = read_boxes(tmp_path / "out")
+    assert sum(part.objects(index).crowd.sum() for part in after.splits.values() for index in range(len(part))) == 1
+    if to == "coco":
+        areas = [part.objects(index).areas.tolist() for part in after.splits.values() for index in range(len(part))]
+        assert [100.0] in areas

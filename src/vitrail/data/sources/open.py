@@ -153,7 +153,7 @@ class _Reader:
     @property
     def reads_boxes(self) -> bool:
         """Likewise of boxes; where masks are not to be targets, boxes are only by choice."""
-        return (self.labelled and self.columns.masks is None) if self.columns.boxes is None else self.columns.boxes
+        return bool(self.columns.boxes) or (self.labelled and self.columns.allow_boxes)
 
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
@@ -283,7 +283,7 @@ class _Reader:
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()
         if suffix in TABLE_SUFFIXES:
-            return read_table(path, self.columns, self.labelled)
+            return read_table(path, self.columns, self.labelled, progress=self.progress)
         if suffix == ".json":
             return read_coco_file(path, self.reads_masks, self.reads_boxes, self.progress)
         if suffix in (".yaml", ".yml"):
