@@ -1,6 +1,7 @@
 """Boxes that are written in another format are those of the dataset, read here without the readers of the package."""
 
 import csv
+import errno
 import hashlib
 import json
 from collections.abc import Callable
@@ -316,3 +317,20 @@ def test_crowds_and_areas_come_back(to: str, tmp_path: Path) -> None:
     if to == "coco":
         areas = [part.objects(index).areas.tolist() for part in after.splits.values() for index in range(len(part))]
         assert [100.0] in areas
+
+
+def test_a_full_disk_is_one_sentence_and_no_skipped_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, write = splits(tmp_path), Path.write_bytes
+
+    def fail(path: Path, content: bytes) -> int:
+        if path.name == "3.jpg":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(OSError, match=r"out cannot be written: No space left on device; partial output is in"):
+            convert_boxes(tmp_path / "out", data, "coco")
+    assert not (tmp_path / "out").exists()
+    report = convert_boxes(tmp_path / "out", data, "coco")
+    assert (report.counts, report.skipped) == ({"train": 5, "validation": 2}, [])
