@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import vitrail
-from tests.evaluation.detectors import random_detector
+from tests.small_detector import random_detector
 from vitrail.cli.main import run
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.tasks.detection_metrics import METRIC_TITLES
