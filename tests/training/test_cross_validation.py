@@ -31,6 +31,8 @@ from vitrail.data.sources.fold import Fold
 from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError
+from vitrail.tasks.detected_images import load_detected_images
+from vitrail.tasks.detection_metrics import detection_scores
 from vitrail.training.callbacks import Callback
 from vitrail.training.cross_validation import CrossValidation
 from vitrail.training.run import Run
@@ -163,6 +165,33 @@ def test_masks_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
     page = run.report.read_text()
     assert "<h2>Confusion between classes</h2>" in page
     assert "mean IoU" in page
+
+
+def test_boxes_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
+    settings = {"steps": 2, "schedule.warmup_steps": 0, "eval_every": 2, "batch_size": 8}
+    data = "panes:train_size=20,size=16x24"
+    run = vitrail.train(data, task="detect", model="mu/8", settings=settings, folds=2, out=tmp_path / "cv", workers=0)
+    assert isinstance(run, CrossValidation)
+    detected = load_detected_images(run.load_predictions())
+    assert detected is not None
+    expected = detection_scores(detected.matches(), 2)
+    pooled = run.result["pooled"]
+    assert pooled["images"] == len(detected)
+    assert {name: float(pooled[name]) for name in expected} == pytest.approx(expected, nan_ok=True)
+    low, high = pooled["intervals"]["ap50"]
+    assert low <= pooled["ap50"] <= high
+    assert run.out_of_fold is not None
+    rows = list(csv.DictReader(run.out_of_fold.read_text().splitlines()))
+    assert len(rows) == pooled["images"]
+    for row in rows:
+        for kind in ("", "true_"):
+            labels = row[f"{kind}labels"].split(";") if row[f"{kind}labels"] else []
+            assert len(labels) == int(row[f"{kind}objects"])
+            assert set(labels) <= {"figure", "ornament"}
+    assert sum(int(row["true_objects"]) for row in rows) == len(detected.objects)
+    page = run.report.read_text()
+    assert "<h2>Confusion between classes and with the background</h2>" in page
+    assert "AP50" in page
 
 
 def test_the_report_links_to_those_of_the_folds(validated: CrossValidation) -> None:

@@ -120,7 +120,7 @@ class PanesDataset(Dataset):
         scene = self.scene(index)
         visible = np.bincount(scene.instances.ravel(), minlength=len(scene.kinds) + 1)[1:]
         is_hidden = visible < MIN_VISIBLE * scene.mask.size
-        return build_objects(scene.boxes, scene.kinds >= len(FIGURES), is_hidden, visible)
+        return build_objects(scene.boxes, scene.kinds >= len(FIGURES), is_hidden, visible.astype(np.float64))
 
     @property
     def number_names(self) -> tuple[str, ...]:
