@@ -21,10 +21,12 @@ from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.data.transforms import boxes_to_input, crop_window, upright_size
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Detection
 from vitrail.tasks.box_decoding import Detections, decode_boxes
 from vitrail.tasks.box_loss import box_loss, centre_targets, heat_loss
+from vitrail.tasks.box_matching import box_agreement
 from vitrail.tasks.detected_images import load_detected_images, stack_detected_images
 from vitrail.tasks.detection_metrics import (
     METRIC_TITLES,
@@ -179,7 +181,14 @@ class DetectionTask(Task):
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
-        return decode_boxes(outputs, self.preprocess.image_size, self.config.max_detections)
+        return decode_boxes(outputs, self._input_size(outputs), self.config.max_detections)
+
+    def _input_size(self, outputs: Float[Tensor, "b channels rows columns"]) -> ImageSize:
+        """Return the size of the model's input that has these outputs: that of an exported file may be dynamic."""
+        assert isinstance(self.model, ViTConfig)
+        (stride_y, stride_x), (rows, columns) = self.model.patch_stride, outputs.shape[2:]
+        steps = self.config.num_upscale_blocks((stride_y, stride_x))
+        return rows * stride_y >> steps, columns * stride_x >> steps
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
@@ -286,6 +295,21 @@ class DetectionTask(Task):
     def export_outputs(self, outputs: Float[Tensor, "b channels rows columns"]) -> dict[str, Tensor]:
         found = self.decode(outputs)
         return {self.output_name: outputs, "boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+    def agreement(
+        self, outputs: Float[Tensor, "b channels rows columns"], expected: Float[Tensor, "b channels rows columns"]
+    ) -> float:
+        """Return ``box_agreement`` of the detections."""
+        size = self.preprocess.image_size
+        found, wanted = ([self.detect(each, size) for each in maps] for maps in (outputs, expected))
+        return self.box_agreement(found, wanted)
+
+    def box_agreement(self, detections: Sequence[Float[Tensor, "_ 6"]], expected: Sequence[Float[Tensor, "_ 6"]]) -> float:
+        """Return how well the predicted boxes of all images agree with the expected ones; if none is expected, all detections
+        are compared, whatever their scores."""
+        least = MIN_SCORE if any((rows[:, 4] >= MIN_SCORE).any() for rows in expected) else 0.0
+        found, wanted = ([rows[rows[:, 4] >= least].numpy() for rows in images] for images in (detections, expected))
+        return box_agreement(found, wanted)
 
 
 def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
