@@ -12,7 +12,7 @@ from tests.evaluation.detectors import CLASSES, random_detector
 from tests.small_models import PUBLISHED_KINDS, small_vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention, pooled_attention
-from vitrail.explain.box import BoxClassifier, best_of_class, box_classifier, detect
+from vitrail.explain.box import box_classifier, detect
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.gradient import logit_lens, signed_integrated_gradients
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
@@ -47,7 +47,7 @@ def test_the_best_cell_of_a_class_need_not_be_a_detection() -> None:
     model = random_detector()
     outputs, peaks = detect(model, images(3))
     for label in range(len(CLASSES)):
-        best = BoxClassifier(model, outputs, best_of_class(outputs, label), torch.full((3,), label), SIZE)
+        best = box_classifier(model, images(3), label=label)
         assert_close(best.scores, outputs[:, label].flatten(1).amax(1).sigmoid())
     is_first = peaks.labels[:, 0]
     assert_close(

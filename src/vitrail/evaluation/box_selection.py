@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.explain.box import BoxClassifier, best_of_class, detect
+from vitrail.explain.box import BoxClassifier, box_scores, detect, locate_boxes
 from vitrail.tasks.box_decoding import Detections, boxes_of_cells
 from vitrail.tasks.detection import Box, DetectionTask
 from vitrail.tasks.registry import model_task
@@ -45,7 +44,7 @@ class ExplainedBox:
     def text(self) -> str:
         left, top, right, bottom = (round(edge) for edge in self.box)
         name = "the best box" if self.index is None else f"detection {self.index}"
-        return f"{name} of {self.label}, columns {left} to {right} and rows {top} to {bottom}"
+        return f"{name} ({self.label}, columns {left} to {right}, rows {top} to {bottom})"
 
     def plain(self) -> dict[str, Any]:
         """Return the detection as plain values, for JSON."""
@@ -88,7 +87,7 @@ def select_boxes(
         return
     for target in targets:
         label = int(labels[0]) if target is None else target
-        yield *explained(int(best_of_class(outputs, label)[0]), label), (label,)
+        yield *explained(int(outputs[0, label].flatten().argmax()), label), (label,)
 
 
 def _find(selection: BoxSelection, boxes: Float[Tensor, "m 4"], size: tuple[int, int]) -> int:
@@ -116,11 +115,8 @@ def best_boxes(
 ) -> tuple[BoxClassifier, Int[Tensor, " r"], Bool[Tensor, " b"]]:
     """Return a classifier of the best box of each image, or of the best one of a class, the classes, and in which of the images
     its score is high enough for it to count as detected: r of them."""
-    outputs, peaks = detect(model, batch)
-    labels = peaks.labels[:, 0] if target is None else torch.full_like(peaks.labels[:, 0], target)
-    cells = peaks.cells[:, 0] if target is None else best_of_class(outputs, target)
-    scores = outputs[:, :-4].flatten(2)[torch.arange(len(cells)), labels, cells].sigmoid()
-    present = scores >= MIN_SHOWN_SCORE
+    outputs, cells, labels = locate_boxes(model, batch, label=target)
+    present = box_scores(outputs, cells, labels) >= MIN_SHOWN_SCORE
     input_size = batch.shape[2], batch.shape[3]
     classifier = BoxClassifier(model, outputs[present], cells[present], labels[present], input_size)
     return classifier, classifier.labels, present

@@ -45,7 +45,7 @@ class BoxClassifier(RegionClassifier):
         self.metadata = {"recipe": {"task": to_dict(Classification(loss="sigmoid"))}}
         self.input_size, self.cells, self.labels = size, cells, labels
         self.boxes = boxes_of_cells(outputs, cells[:, None], size)[:, 0]
-        self.scores = outputs[:, :-4].flatten(2)[torch.arange(len(cells)), labels, cells].sigmoid()
+        self.scores = box_scores(outputs, cells, labels)
 
     def own_patches(self, images: Float[Tensor, "b c height width"]) -> Bool[Tensor, "b n"]:
         """Return which patches the boxes lie on, at least in part."""
@@ -65,15 +65,35 @@ class BoxClassifier(RegionClassifier):
         return down[:, :, None] * across[:, None]
 
 
-def box_classifier(detector: nn.Module, images: Float[Tensor, "b c height width"], index: int = 0) -> BoxClassifier:
-    """Return a detection model as a classifier of one of the boxes in each image; ``index``: of the detection, 0 has the
-    highest score. ``labels``, ``scores`` and ``boxes`` of the classifier say which these are."""
+def box_classifier(
+    detector: nn.Module, images: Float[Tensor, "b c height width"], index: int | None = None, label: int | None = None
+) -> BoxClassifier:
+    """Return a detection model as a classifier of one box in each image: of the detection with this index, the one with the
+    highest score being 0, else of the best one of a class, or of all. ``labels``, ``scores`` and ``boxes`` of the classifier
+    say which these are."""
+    outputs, cells, labels = locate_boxes(detector, images, index, label)
+    return BoxClassifier(detector, outputs, cells, labels, (images.shape[2], images.shape[3]))
+
+
+def locate_boxes(
+    detector: nn.Module, images: Float[Tensor, "b c height width"], index: int | None = None, label: int | None = None
+) -> tuple[Float[Tensor, "b channels rows columns"], Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """Return the outputs of a detection model, and the cell and the class of one box in each image, see ``box_classifier``."""
     outputs, peaks = detect(detector, images)
+    if index is None and label is not None:
+        cells = outputs[:, label].flatten(1).argmax(1)
+        return outputs, cells, torch.full_like(cells, label)
     found = int((peaks.scores > 0).sum(1).min())
-    if not 0 <= index < found:
+    if not 0 <= (index or 0) < found:
         raise VitrailError(f"the index of a box must be from 0 to {found - 1}, the number of detections less one, got {index}")
-    size = images.shape[2], images.shape[3]
-    return BoxClassifier(detector, outputs, peaks.cells[:, index], peaks.labels[:, index], size)
+    return outputs, peaks.cells[:, index or 0], peaks.labels[:, index or 0]
+
+
+def box_scores(
+    outputs: Float[Tensor, "b channels rows columns"], cells: Int[Tensor, " b"], labels: Int[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """Return the score of a class at a cell of each image."""
+    return outputs[:, :-4].flatten(2)[torch.arange(len(cells)), labels, cells].sigmoid()
 
 
 @torch.no_grad()
@@ -91,11 +111,6 @@ def detect(
     if not outputs.isfinite().all():
         raise VitrailError("the model's outputs are not finite (NaN/Inf); its weights may be damaged")
     return outputs, find_peaks(outputs, task.config.max_detections)
-
-
-def best_of_class(outputs: Float[Tensor, "b channels rows columns"], label: int) -> Int[Tensor, " b"]:
-    """Return the cell of each image with the highest score of a class."""
-    return outputs[:, label].flatten(1).argmax(1)
 
 
 def _detection_task(model: nn.Module) -> DetectionTask:

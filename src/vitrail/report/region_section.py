@@ -53,7 +53,7 @@ def region_figures(
         boxes, scores, labels = (values.double().numpy() for values in region.found)
         scale = max(BOXES_SIDE / max(image.size), 1)
         painted = draw_boxes(image, boxes, labels.astype(np.int64), names, scores=scores, scale=scale)
-        title = "detections, and the one that is explained"
+        title = "detections, the explained one outlined"
     else:
         painted = Image.fromarray(overlay(np.asarray(image.convert("RGB")), region.predicted.numpy()))
         title = "predicted mask and region"
