@@ -36,8 +36,8 @@ html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
 # In reading order. A page that is missing here cannot be reached, and the build warns.
 HOWTO = (
-    "own-images several-labels numbers segmentation finetune pretrain weights evaluate look-inside deploy memory own-code "
-    "own-task paper own-recipe questions"
+    "own-images several-labels numbers segmentation detection finetune pretrain weights evaluate look-inside deploy memory "
+    "own-code own-task paper own-recipe questions"
 )
 LAB = "variants compute shift data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {

@@ -321,6 +321,7 @@ def test_a_run_with_several_labels_has_a_table_of_them_and_thresholds(page: Page
         assert [rows.nth(index).locator("th").inner_text() for index in range(3)] == [one["name"] for one in ordered]
         assert rows.first.locator("td").first.inner_text() == f"{100 * ordered[0]['ap']:.1f} %"
         expect(find_figure(page, "confusion")).to_be_hidden()
+        expect(find_figure(page, "run-accuracy")).to_contain_text("validation, F1 over all labels")
         worst = download_numbers(page, "highest-loss")
         assert [one["loss"] for one in worst] == sorted((one["loss"] for one in worst), reverse=True)
         find_figure(page, "highest-loss").get_by_role("button").filter(has=page.locator("img")).first.click()

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+import vitrail
 from tests.browser.studio_page import RunningStudio, capture_view, open_page, run_studio, view_differences, wait_until_idle
 from tests.browser.test_layout import violations
 from tests.explain.test_region import NAMES, segmenter
+from vitrail.training.trained_run import TrainedRun
 from vitrail.weights.save import save
 
 pytestmark = pytest.mark.browser
@@ -93,3 +95,24 @@ def test_classes_confidence_and_the_brush_change_what_is_painted(page: Page, seg
     page.goto("about:blank")
     open_page(page, link)
     assert not view_differences(before, capture_view(page))
+
+
+@pytest.mark.thorough
+def test_its_training_run_shows_the_iou_of_each_class(page: Page, tmp_path: Path) -> None:
+    settings = {"steps": 4, "eval_every": 2, "checkpoint_every": 4, "schedule.warmup_steps": 0, "batch_size": 10}
+    run = vitrail.train(
+        "panes:train_size=40,size=24x32", task="segment", model="mu/8", settings=settings, out=tmp_path / "run", workers=0
+    )
+    assert isinstance(run, TrainedRun)
+    with run_studio([run.folder]) as studio:
+        open_page(page, studio.link(part="run"))
+        wait_until_idle(page)
+        assert f"mean IoU {100 * run.metrics['miou']:.1f} % on test images" in page.inner_text(".progress")
+        legend = page.inner_text("figure[data-figure=run-accuracy]")
+        for line in ("training, pixel accuracy", "validation, pixel accuracy", "validation, mean IoU"):
+            assert line in legend
+        table = page.inner_text("table.label-metrics")
+        for row in run.result["classes"]:
+            assert f"{row['name']}\t{100 * row['iou']:.1f} %" in table
+        for figure in ("confusion", "highest-loss"):
+            assert page.locator(f"figure[data-figure={figure}]").is_hidden()

@@ -64,7 +64,7 @@ def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: P
     (tmp_path / "loose" / "7.png").write_bytes(b"")
     (tmp_path / "loose" / "notes.txt").touch()
     assert run(["embed", "bare", "loose", "--out", out]) == 0
-    assert "39 all, 24 features each; 1 unreadable" in capsys.readouterr().out
+    assert "39 images, 24 features each; 1 unreadable" in capsys.readouterr().out
     if out == "rows.npz":
         with np.load(out, allow_pickle=False) as file:
             assert set(file["labels"].tolist()) == {-1}

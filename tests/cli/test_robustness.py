@@ -86,7 +86,7 @@ def test_options_reach_the_function(capsys: Capture) -> None:
 def test_a_table_and_a_page_for_people(capsys: Capture) -> None:
     assert run(["robustness", "one", "two", "one", "data", "--out", "page.html"]) == 0
     printed, found = capsys.readouterr().out, evaluate_robustness("one", "data")
-    assert printed.startswith("data, test: 15 images, cells of 2x3\n")
+    assert printed.startswith("data, test: 15 images, cells of 2x3, accuracy at severities 1 to 5\n")
     row = next(line.split() for line in printed.splitlines() if line.strip().startswith("Noise"))
     assert row[1:8] == ["one", *(f"{right:.1%}" for right in found.scores["noise"].top1), f"{found.scores['noise'].mean:.1%}"]
     assert "one (3)" in printed

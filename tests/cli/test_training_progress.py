@@ -60,6 +60,7 @@ def test_an_option_is_named_as_it_is_typed(of_python: str, of_the_command: str) 
 
 def test_a_score_that_json_has_as_text_is_printed() -> None:
     assert [format_score(value, False) for value in (0.5, "nan", "inf")] == ["0.5000", "nan", "inf"]
+    assert [format_score(value, True) for value in (0.5, "nan")] == ["50.00%", "–"]  # such as the IoU of an absent class
 
 
 @pytest.mark.parametrize("command", ["finetune", "pretrain"])

@@ -78,7 +78,7 @@ def shorten(words: list[str]) -> list[str]:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create what the pages assume: labelled ``photos``, tables of them, images with masks, two runs, and checkpoints."""
+    """Create what the pages assume: labelled ``photos``, tables of them, images with masks and boxes, two runs, checkpoints."""
     source = vitrail.open_dataset("fashion").train
     for name, label in FASHION_CLASSES.items():
         (folder / "photos" / name).mkdir(parents=True)
@@ -88,6 +88,7 @@ def prepare_folder(folder: Path) -> None:
     _write_tags(folder)
     _write_prices(folder)
     _write_masks(folder / "garments", source)
+    assert run(["data", "convert", "panes:train_size=20,size=48x64", str(folder / "cells"), "--to", "coco"]) == 0
     for name in ("mine", "other"):
         words = ["train", str(folder / "photos"), "--out", str(folder / "runs" / name), "--set", f"seed={len(name)}"]
         assert run(shorten(words)) == 0

@@ -22,6 +22,7 @@ from vitrail.tasks.box_decoding import decode_boxes
 from vitrail.tasks.detection_metrics import bootstrap_detection, score_thresholds
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.resampling import finite_interval
+from vitrail.tasks.task import Gather
 
 
 def scenes(model: Any, data: DatasetSplits) -> list[Scene]:
@@ -98,6 +99,30 @@ def test_training_and_evaluation_have_the_same_metrics() -> None:
     assert scores["loss"] > 0
     rows = task.split_details(scores)["classes"]
     assert [row["ap"] for row in rows] == pytest.approx([row["ap"] for row in result.details["classes"]], abs=1e-5)
+
+
+def test_two_ranks_have_the_metrics_of_one() -> None:
+    """The ranks share the images of each batch, so that they are gathered in another order."""
+    model = random_detector()
+    data, task = near_detections(model), model_task(model)
+
+    def evaluate_rank(gather: Gather, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+        loader = build_eval_loader(data.test, model.encoder.preprocess, 4, rank=rank, world_size=world_size)
+        return task.evaluate(model, loader, 0, gather)
+
+    own: list[torch.Tensor] = []
+
+    def record(rows: torch.Tensor) -> torch.Tensor:
+        own.append(rows)
+        return rows
+
+    evaluate_rank(record, 1, 2)
+    others = iter(own)
+    shared, alone = evaluate_rank(lambda rows: torch.cat([rows, next(others)]), 0, 2), evaluate_rank(lambda rows: rows)
+    assert next(others, None) is None
+    assert shared["indices"].tolist() == list(range(9))
+    for name, value in alone.items():
+        np.testing.assert_allclose(shared[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_classes_are_matched_by_name_in_any_order() -> None:

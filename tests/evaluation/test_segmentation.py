@@ -19,11 +19,13 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.label_matching import match_masks
 from vitrail.evaluation.resampled import compare_resampled
+from vitrail.evaluation.segmentation import _absence_notes
 from vitrail.inference import dense_tta
 from vitrail.inference.dense_tta import DenseTTAPredictor, resize_pixels, scaled_sizes, with_image_size
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.tasks.boundary_iou import boundary_counts
 from vitrail.tasks.panoptic_quality import panoptic_counts, panoptic_quality_per_class
+from vitrail.tasks.segmentation import SegmentationTask
 
 
 def predicted_masks(model: Any, data: Any) -> list[np.ndarray]:
@@ -94,6 +96,16 @@ def test_a_model_may_know_more_classes_than_the_masks_have() -> None:
     assert set(np.unique(source.mask(0))) == {-1, 0, 2, 3}
     assert with_class_names(source, source.mask_names) is source
     assert "no mask here has 1 of the model's 4 classes, such as lamp" in result.notes[-1]
+
+
+def test_classes_without_a_pixel_count_only_if_they_are_predicted() -> None:
+    task = TorchPredictor(random_segmenter()).task
+    assert isinstance(task, SegmentationTask)
+    confusion = torch.zeros(1, 3, 3, dtype=torch.long)
+    confusion[0, 0, 0] = 5
+    assert _absence_notes(task, confusion)[0].endswith("; none is predicted, so the means leave them out")
+    confusion[0, 0, 1] = 1
+    assert _absence_notes(task, confusion)[0].endswith("counted in the means with an IoU of 0: 1 of them")
 
 
 def test_two_models_are_compared_on_the_same_resamples() -> None:

@@ -30,7 +30,7 @@ def test_a_frame_is_around_its_box(scale: float) -> None:
     box = np.array([[20.0, 40, 60, 70]])
     image = blank(160, 120)
     page = draw_boxes(image, box, np.array([1]), scale=scale)
-    width = max(round(160 * scale / 250), 1)
+    width = round(0.9 + 160 * scale / 350)
     left, top, right, bottom = (box[0] * scale).astype(int).tolist()
     assert page.size == (160 * scale, 120 * scale)
     assert extent(painted(page, class_colour(1))) == (left - width, top - width, right + width, bottom + width)

@@ -114,6 +114,14 @@ def test_lines_of_a_chart_have_names_and_baselines_are_dashed() -> None:
     assert drawing.to_image(1).size == drawing.framed_size
 
 
+def test_a_line_may_have_a_colour_of_its_own() -> None:
+    lines = {"one": [(0.0, 1.0), (1.0, 2.0)], "other": [(0.0, 2.0), (1.0, 1.0)]}
+    plain, coloured = (line_chart("t", "", "", lines, colours=colours, fluid=True) for colours in (None, {"other": "#123456"}))
+    assert coloured.legend[0] == plain.legend[0]
+    assert coloured.legend[1].colour == "#123456" != plain.legend[1].colour
+    assert [line.colour for line in lines_of(coloured)] == [entry.colour for entry in coloured.legend]
+
+
 def test_one_chart_has_its_legend_in_a_page_in_svg_and_in_png() -> None:
     lines = {"training": [(0.0, 0.5), (1.0, 0.4)], "validation": [(0.0, 0.6), (1.0, 0.5)]}
     fluid, plain = (line_chart("Loss", "", "", lines if named else {}, fluid=True) for named in (True, False))
@@ -130,7 +138,7 @@ def test_ticks_of_small_percentages_differ() -> None:
     ).to_svg()
     assert ">0.02%<" in samples
     long = line_chart("long", "probability", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, columns=1).to_svg()
-    assert f">{'x' * 16}…<" in long
+    assert f">{'x' * 19}…<" in long
 
 
 def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
@@ -138,7 +146,7 @@ def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
     printed = [float(text.text.rstrip("%")) for text in texts_of(drawing, "end")]
     assert min(printed) < 25 < max(printed)
     (line, _) = (shape for shape in drawing.shapes if isinstance(shape, Line) and len(shape.points) == 1)
-    assert line.points[0] == ((48 + 520 - 150) / 2, (26 + 260 - 36) / 2)
+    assert line.points[0] == ((48 + 520 - 164) / 2, (26 + 260 - 36) / 2)
 
 
 def test_a_chart_without_points_is_empty() -> None:

@@ -12,7 +12,7 @@ from vitrail.models.masked_autoencoders import build_masked_model
 from vitrail.models.masking_config import Masking
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.registry import get_recipe
-from vitrail.recipes.task_config import Segmentation
+from vitrail.recipes.task_config import Detection, Segmentation
 from vitrail.report.model_card import model_card, wilson_interval
 from vitrail.weights.save import model_metadata
 
@@ -195,6 +195,35 @@ def test_a_segmentation_model_is_described_by_its_classes_of_pixels() -> None:
     assert "| 0 | `sky` | 25.0% | 12.5% to 50.0% |" in text
     assert "| 1 | `tr/ee` | | |" in text
     assert "vitrail predict hf:me/mine image.jpg --out masks --overlay" in text
+    assert "feature" not in text
+
+
+def test_a_detection_model_is_described_by_its_classes_of_objects() -> None:
+    encoder = small_vit(classes=0)
+    encoder.preprocess, encoder.class_names = Preprocess(encoder.config.image, 1.0, "stretch"), ("disc", "st|ar")
+    scores = {"ap": 0.25, "ap50": 0.5, "ap_large": float("nan"), "loss": 1.25}
+    task = to_dict(Detection(classes=2))
+    whole = model_metadata(
+        encoder, encoder.config, {"recipe": {**RECIPE, "task": task}, "metrics": {"step": 5, "test": scores}}
+    )
+    rows: list[dict[str, Any]] = [
+        {"name": "disc", "ap": 0.125, "ap50": 0.75, "objects": 1234, "interval": {"ap50": [0.5, 0.875]}},
+        {"name": "st|ar", "ap": "NaN", "ap50": "NaN", "objects": 0, "interval": {"ap50": ["NaN", "NaN"]}},
+    ]
+    text = model_card(whole, "me/mine", num_images={"test": 12}, class_metrics=rows)
+    actual = header(text)
+    assert actual["pipeline_tag"] == "object-detection"
+    (result,) = actual["model-index"][0]["results"]
+    assert result["task"] == {"type": "object-detection"}
+    assert result["metrics"] == [{"type": "mean_average_precision", "name": "AP", "value": 0.25}]
+    assert "It finds objects of 2 classes in images, as boxes with scores." in text
+    assert f"{Detection(classes=2).cost(encoder.config).parameters:,} parameters" in text
+    assert "| test, 12 images | AP50 | 50.00% |" in text
+    assert "large" not in text
+    assert "| `disc` | 1,234 | 12.5% | 75.0% | 50.0% to 87.5% |" in text
+    assert "| `st/ar` |  |  |  |  |" in text
+    assert "2 times the generalised IoU loss" in text
+    assert "vitrail predict hf:me/mine image.jpg --out boxes.json" in text
     assert "feature" not in text
 
 

@@ -58,8 +58,12 @@ def test_the_page_shows_images_and_is_self_contained(trained: TrainedRun) -> Non
     assert "Highest mean IoU" in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     assert f"vitrail predict {trained.folder} IMAGES --out masks --overlay" in page
-    for title in ("mean IoU", "mean Dice", "pixel accuracy", "boundary IoU"):
-        assert f"<figcaption>{title}" in page or f'aria-label="{title}' in page
+    for title in ("Mean IoU", "Mean Dice", "Pixel accuracy", "Boundary IoU"):
+        assert page.count(f'aria-label="{title}"') == 1
+    accuracy = page[page.index('aria-label="Pixel accuracy"') :].split("</svg>")[0]
+    assert "<title>training</title>" in accuracy
+    assert "<title>validation</title>" in accuracy
+    assert 'aria-label="Accuracy"' not in page
 
 
 def test_a_run_without_its_weights_or_its_counts_still_has_a_page(trained: TrainedRun, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_table_with_another_column_and_single_labels_is_read_as_in_training(tr
     other.write_text("image,tags\n0.png,left\n1.png,right\n2.png,\n")
     evaluation = vitrail.evaluate(trained.folder, other)
     assert sorted(evaluation.targets.tolist()) == [[0, 0, 0], [0, 0, 1], [1, 0, 0]]
-    assert any("1 of 3 classes has no image here (middle)" in note for note in evaluation.notes)
+    assert any("1 of 3 classes has no image here (middle), and counts as 0" in note for note in evaluation.notes)
     other.write_text("image,tags\n0.png,left|middle\n1.png,right\n2.png,\n")  # another separator is found there
     assert sorted(vitrail.evaluate(trained.folder, other).targets.tolist()) == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]
     other.write_text("image,tags\n0.png,left;top\n")
@@ -162,6 +162,7 @@ def test_the_commands_say_what_they_found(
     found = json.loads(capsys.readouterr().out)
     assert found["map"] == pytest.approx(trained.metrics["map"])
     assert {"f1_macro", "f1_micro", "map_micro", "interval", "classes"} <= set(found)
+    assert found["test"] == pytest.approx(trained.metrics)  # as in result.json
     assert run_command(["evaluate", str(trained.folder), str(trained.folder / "last"), str(table)]) == 0
     printed = capsys.readouterr().out
     assert "mAP, micro average" in printed

@@ -112,6 +112,7 @@ def test_metrics_are_those_of_scikit_learn_and_of_a_loaded_model(trained: Traine
     result = vitrail.evaluate(trained.folder, table)
     values, targets = result.outputs.numpy(), result.targets.numpy()
     assert result.metrics == pytest.approx(trained.metrics)
+    assert result.details["test"] == result.metrics  # as in result.json
     for number, row in enumerate(result.details["targets"]):
         pair = targets[:, number], values[:, number]
         assert row["mae"] == pytest.approx(metrics.mean_absolute_error(*pair), rel=1e-9)

@@ -91,6 +91,6 @@ def test_a_crop_that_loses_much_is_said(size: tuple[int, int], how: Fit, lost: s
     report = check_training_data(open_training_data(recipe_on(tmp_path)), recipe_on(tmp_path))
     warnings = list(crop_warning(report, vit_preprocess((16, 16)).with_fit(how)))
     if lost:
-        assert f"loses {lost} of an image of the median size, 20x60" in warnings[0]
+        assert f"loses {lost} of an image of the median size, 20 pixels high and 60 wide" in warnings[0]
     else:
         assert not warnings

@@ -1,4 +1,4 @@
-"""``vitrail data``: check, show, pack, shard and download datasets."""
+"""``vitrail data``: check, show, convert, pack, shard and download datasets."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
+from vitrail.cli.data_convert import convert
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import (
     IgnoreOption,
@@ -14,8 +15,10 @@ from vitrail.cli.options import (
     LabelsColumnOption,
     SeparatorOption,
     TargetOption,
+    TargetsOption,
     check_output_file,
     parse_size,
+    with_targets,
 )
 from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.data.preprocess import Fit
@@ -23,7 +26,7 @@ from vitrail.errors import VitrailError, printable
 
 data = typer.Typer(
     name="data",
-    help="Check, show, pack, shard and download datasets.",
+    help="Check, show, convert, pack, shard and download datasets.",
     epilog="Example: vitrail data check photos",
     no_args_is_help=True,
     cls=Group,
@@ -56,6 +59,7 @@ def check(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     ignore: IgnoreOption = None,
+    task: TargetsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
@@ -66,7 +70,7 @@ def check(
 
     if page is not None:
         check_output_file(page, "--page", source, (".html",))
-    columns = choose_columns(labels_column, separator, target, ignore)
+    columns = with_targets(choose_columns(labels_column, separator, target, ignore), task)
     with progress_bars() as on_progress:
         report = check_dataset(open_dataset(source, columns=columns, progress=on_progress), on_progress)
     if page is not None:
@@ -115,6 +119,7 @@ def show(
     separator: SeparatorOption = None,
     target: TargetOption = None,
     ignore: IgnoreOption = None,
+    task: TargetsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Draw a training batch as the model sees it, augmented, and what cropping, padding or stretching costs."""
@@ -134,7 +139,7 @@ def show(
     if not 1 <= batch <= MAX_BATCH_IMAGES:
         raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
-    columns = choose_columns(labels_column, separator, target, ignore)
+    columns = with_targets(choose_columns(labels_column, separator, target, ignore), task)
     with progress_bars() as on_progress:
         report = drop_unusable(
             open_dataset(source, columns=columns, progress=on_progress), on_progress
@@ -158,6 +163,9 @@ def show(
     for name, cost in fits.items():
         add_row(table, name, f"{cost.lost:.1%}", f"{cost.padding:.1%}", f"{cost.distortion:.2f}")
     make_console().print(table)
+
+
+data.command(cls=Command, epilog="Example: vitrail data convert coco yolo --to yolo")(convert)
 
 
 @data.command(cls=Command, epilog="Example: vitrail data pack photos photos.pack --size 256")

@@ -8,6 +8,7 @@ from vitrail.cli.options import column_options
 from vitrail.errors import printable
 
 if TYPE_CHECKING:
+    from vitrail.data.box_summary import BoxFinding, BoxSummary
     from vitrail.data.dataset_check import DatasetReport
     from vitrail.data.mask_summary import MaskSummary
     from vitrail.data.target_summary import TargetSummary
@@ -33,6 +34,7 @@ def report_json(report: "DatasetReport", page: Path | None) -> dict[str, object]
         "notes": report.notes,
         **_targets_json(report.targets),
         **_masks_json(report),
+        **_boxes_json(report.boxes),
         "page": None if page is None else str(page),
     }
 
@@ -46,6 +48,23 @@ def _masks_json(report: "DatasetReport") -> dict[str, object]:
         **absent,
         "masks": None if masks is None else {name: getattr(masks, name) for name in fields},
         "left_out": [vars(file) for file in report.data.left_out],
+    }
+
+
+def _boxes_json(boxes: "BoxSummary | None") -> dict[str, object]:
+    """Return what is known of boxes; classes that are absent are those without any box."""
+    if boxes is None:
+        return {"boxes": None}
+    return {
+        "absent": boxes.absent,
+        "boxes": {
+            "counts": boxes.boxes,
+            "sizes": boxes.sizes,
+            "per_image": {split: vars(each) for split, each in boxes.per_image.items()},
+            "crowds": boxes.crowds,
+            "tiny": {name: vars(each) for name, each in boxes.tiny.items()},
+            **{name: [vars(each) for each in getattr(boxes, name)] for name in ("faults", "repeated", "overhanging")},
+        },
     }
 
 
@@ -66,7 +85,7 @@ def _targets_json(targets: "TargetSummary") -> dict[str, object]:
 def print_report(report: "DatasetReport", page: Path | None) -> None:
     screen = make_console()
     classes = make_table(
-        "images with class" if report.masks else "class" if report.classes else "",
+        "images with class" if report.masks or report.boxes else "class" if report.classes else "",
         "#train",
         "#validation",
         "#test",
@@ -87,6 +106,8 @@ def print_report(report: "DatasetReport", page: Path | None) -> None:
     _print_targets(report.targets)
     if report.masks is not None:
         _print_masks(report.masks)
+    if report.boxes is not None:
+        _print_boxes(report.boxes)
     for side, (least, median, most) in report.sizes.items():
         screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
     if report.image_formats:
@@ -95,7 +116,7 @@ def print_report(report: "DatasetReport", page: Path | None) -> None:
         screen.print(printable(f"note: {column_options(note)}"), soft_wrap=True)
     for title, groups in (
         ("in two splits (leakage)", report.leaks),
-        (f"with different {'masks' if report.masks else 'labels'} (label conflict)", report.conflicts),
+        (f"with different {report.target_noun} (label conflict)", report.conflicts),
         ("more than once (duplicate)", report.duplicates),
     ):
         if groups:
@@ -104,7 +125,7 @@ def print_report(report: "DatasetReport", page: Path | None) -> None:
                 copies = " = ".join(group.locations[:4]) + (" ..." if len(group.locations) > 4 else "")
                 screen.print(printable(f"  {copies}"), soft_wrap=True)
     if report.bad:
-        screen.print(f"\n{'unusable' if report.masks else 'unreadable'} images: {len(report.bad):,}")
+        screen.print(f"\n{'unreadable' if report.target_noun == 'labels' else 'unusable'} images: {len(report.bad):,}")
         for item in report.bad[:MAX_PRINTED_ROWS]:
             screen.print(printable(f"  {item.location} {column_options(item.reason)}"), soft_wrap=True)
     left_out = report.data.left_out
@@ -112,10 +133,11 @@ def print_report(report: "DatasetReport", page: Path | None) -> None:
         screen.print(f"\nleft out: {len(left_out):,}")
         for file in left_out[:MAX_PRINTED_ROWS]:
             screen.print(printable(f"  {file.location} {file.reason}"), soft_wrap=True)
-    if max(map(len, (report.bad, left_out, report.leaks, report.conflicts, report.duplicates))) > MAX_PRINTED_ROWS:
+    boxes = report.boxes
+    of_boxes = () if boxes is None else (boxes.faults, boxes.repeated, boxes.overhanging)
+    if max(map(len, (report.bad, left_out, report.leaks, report.conflicts, report.duplicates, *of_boxes))) > MAX_PRINTED_ROWS:
         screen.print("--json lists them all")
-    labels = "masks" if report.masks else "labels"
-    good = f"all images are readable, none is in two splits or has conflicting {labels}"
+    good = f"all images are readable, none is in two splits or has conflicting {report.target_noun}"
     verdict = good if report.ok else "problems found: see above"
     screen.print(f"\n{verdict}" + (f"; page: {page}" if page else "; --page FILE.html draws it"))
 
@@ -138,6 +160,48 @@ def _print_masks(masks: "MaskSummary") -> None:
             printable(f"no mask of {split} has the class {', '.join(map(repr, names[:MAX_PRINTED_ROWS]))}{more}"),
             soft_wrap=True,
         )
+
+
+def _print_boxes(boxes: "BoxSummary") -> None:
+    """Print how many boxes each class has in each split and of each size, and those that look wrong."""
+    from vitrail.data.box_summary import INPUT_SIDE, PATCH, SIZE_LIMITS
+
+    screen = make_console()
+    table = make_table("boxes of class", "#train", "#validation", "#test", *(f"#{size}" for size in SIZE_LIMITS))
+    for name in list(boxes.boxes)[: 3 * MAX_PRINTED_ROWS]:
+        counts = [boxes.boxes[name][split] for split in SPLITS] + list(boxes.sizes[name].values())
+        add_row(table, printable(name), *(f"{count:,}" for count in counts))
+    if len(boxes.boxes) > 3 * MAX_PRINTED_ROWS:
+        add_row(table, f"and {len(boxes.boxes) - 3 * MAX_PRINTED_ROWS:,} more")
+    screen.print(table)
+    for split, each in boxes.per_image.items():
+        crowds = f"; {boxes.crowds[split]:,} crowds" if boxes.crowds[split] else ""
+        empty = f"; {each.empty:,} images without any" if each.empty else ""
+        screen.print(f"{split}: {each.mean:.1f} boxes per image on average, at most {each.most:,}{empty}{crowds}")
+    for split, names in boxes.absent.items():
+        more = f" and {len(names) - MAX_PRINTED_ROWS:,} more" if len(names) > MAX_PRINTED_ROWS else ""
+        names_text = ", ".join(map(repr, names[:MAX_PRINTED_ROWS]))
+        screen.print(printable(f"no image of {split} has a box of {names_text}{more}"), soft_wrap=True)
+    for name, tiny in list(boxes.tiny.items())[:MAX_PRINTED_ROWS]:
+        screen.print(
+            printable(
+                f"tiny: {tiny.count:,} boxes of {name} ({tiny.fraction:.0%}) are {tiny.smallest:.1f} to {tiny.largest:.1f} "
+                f"pixels wide or high in an input of {INPUT_SIDE} x {INPUT_SIDE}, less than a quarter of a patch of {PATCH}; "
+                f"--image-size {2 * INPUT_SIDE} doubles them; the first is in {tiny.first}"
+            ),
+            soft_wrap=True,
+        )
+    _print_findings("boxes left out", boxes.faults)
+    _print_findings("the same object twice", boxes.repeated)
+    _print_findings("boxes that reach out of their image", boxes.overhanging)
+
+
+def _print_findings(title: str, findings: "tuple[BoxFinding, ...]") -> None:
+    screen = make_console()
+    if findings:
+        screen.print(f"\n{title}: {len(findings):,}")
+        for each in findings[:MAX_PRINTED_ROWS]:
+            screen.print(printable(f"  {each.location} {each.reason}"), soft_wrap=True)
 
 
 def _print_targets(targets: "TargetSummary") -> None:

@@ -88,7 +88,7 @@ def embed(
             {"model": model, "data": source, "out": str(out), "images": counts, "width": width, "unreadable_images": problems}
         )
     else:
-        amounts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        amounts = ", ".join(f"{count:,} {'images' if name == 'all' else name}" for name, count in counts.items())
         unreadable = f"; {len(problems):,} unreadable" if problems else ""
         typer.echo(f"{amounts}, {width} features each{unreadable}: {out}")
 

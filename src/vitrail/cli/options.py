@@ -1,6 +1,7 @@
 """Options that several commands share, each declared once, with their parsing and checks."""
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ from vitrail.cli.panels import data_option, model_option, output_option, run_opt
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.columns import Columns
     from vitrail.inference.tiles import TileSize
     from vitrail.models.speedup_config import Speedups
 
@@ -63,6 +65,10 @@ IgnoreOption = Annotated[
         metavar="VALUE",
         help="Value or class in masks that counts for no class, besides 255 and void; none: no value; repeatable.",
     ),
+]
+TargetsOption = Annotated[
+    Literal["classify", "segment", "detect"] | None,
+    data_option("--task", help="What the targets are of a dataset that has several: labels, masks or boxes; default: found."),
 ]
 
 
@@ -183,3 +189,8 @@ def warn_about_compiling(speedups: "Speedups | None") -> None:
     """Say how long compiling takes, once the model is loaded and so accepts it."""
     if speedups is not None and speedups.compile:
         typer.echo("compiling: the first batch takes about a minute, which pays off for thousands of images", err=True)
+
+
+def with_targets(columns: "Columns", task: str | None) -> "Columns":
+    """Return the columns with the targets of a task, if one is chosen."""
+    return columns if task is None else replace(columns, masks=task == "segment", boxes=task == "detect")

@@ -180,6 +180,7 @@ def _print_results(
     screen, first = make_console(), next(iter(results_by_name.values()))
     screen.print(
         f"{printable(first.dataset)}, {first.split}: {len(first.indices):,} images, cells of {first.grid[0]}x{first.grid[1]}"
+        f", {first.image_score.title} at severities 1 to {MAX_SEVERITIES}"
         + (f"; {first.unreadable_images:,} left out as unreadable" if first.unreadable_images else ""),
         soft_wrap=True,
     )

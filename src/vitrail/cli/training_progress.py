@@ -1,5 +1,6 @@
 """Console output of a training run: a summary, then a progress bar on a terminal or plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ LOG_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
 
 
 def format_score(value: float | str, is_fraction: bool) -> str:
-    """Format a score: a fraction from 0 to 1 as a percentage, such as a loss as a number; NaN is text in JSON."""
-    value = float(value)
-    return f"{value:.2%}" if is_fraction else f"{value:.4f}"
+    """Format a score: a fraction from 0 to 1 as a percentage, or a dash if it is undefined; such as a loss as a number."""
+    value = float(value)  # NaN is text in JSON
+    if is_fraction:
+        return "–" if math.isnan(value) else f"{value:.2%}"
+    return f"{value:.4f}"
 
 
 class _Console(Console):

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
 
+from vitrail.data.box_index import BoxIndex, index_boxes
+from vitrail.data.box_summary import BoxSummary, summarise_boxes
 from vitrail.data.image_index import HASH_BYTES, ImageIndex, index_images
 from vitrail.data.mask_index import MaskIndex, index_masks
 from vitrail.data.mask_summary import MaskSummary, summarise_masks
@@ -66,6 +68,7 @@ class DatasetReport:
     image_formats: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
     masks: MaskSummary | None = None  # if they are the targets
+    boxes: BoxSummary | None = None  # likewise
 
     @cached_property
     def targets(self) -> TargetSummary:
@@ -73,17 +76,25 @@ class DatasetReport:
         return summarise_targets(self.data.splits)
 
     @property
+    def target_noun(self) -> str:
+        """Name of the targets in a sentence: masks, boxes or labels."""
+        return "masks" if self.masks is not None else "boxes" if self.boxes is not None else "labels"
+
+    @property
     def ok(self) -> bool:
-        return not (self.bad or self.leaks or self.conflicts or self.data.left_out)
+        has_good_boxes = self.boxes is None or self.boxes.ok
+        return has_good_boxes and not (self.bad or self.leaks or self.conflicts or self.data.left_out)
 
 
-def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_exact_masks: bool = False) -> DatasetReport:
-    """Check every image of every split, and its mask if that is the target. ``trust_exact_masks``: without reading masks that
-    are made together with their images, of which nothing is known then."""
+def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_exact: bool = False) -> DatasetReport:
+    """Check every image of every split, and its mask or its boxes if these are the targets. ``trust_exact``: without reading
+    masks and boxes that are made together with their images, of which nothing is known then."""
     indexes = _mark_other_bands(_index_splits(data, progress))
-    are_exact = all(part.has_exact_masks for part in data.splits.values() if len(part))
-    masks = {} if are_exact and trust_exact_masks else _index_masks(data, progress)
-    indexes = _mark_bad_masks(indexes, masks)
+    parts = [part for part in data.splits.values() if len(part)]
+    exact_masks, exact_boxes = all(part.has_exact_masks for part in parts), all(part.has_exact_boxes for part in parts)
+    masks = {} if exact_masks and trust_exact else _index_masks(data, progress)
+    boxes = {} if exact_boxes and trust_exact else _index_boxes(data, progress)
+    indexes = _mark_bad_boxes(_mark_bad_masks(indexes, masks), boxes)
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
         for split, dataset in data.splits.items()
@@ -92,8 +103,15 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_e
     usable_splits = {split: select_images(dataset, indexes[split].good) for split, dataset in data.splits.items()}
     usable_indexes = {split: index.select(index.good) for split, index in indexes.items()}
     usable_masks = {split: index.select(indexes[split].good) for split, index in masks.items()}
-    leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes, usable_masks)
-    summary = summarise_masks(data.class_names, usable_masks) if masks else None
+    usable_boxes = {split: index.select(indexes[split].good) for split, index in boxes.items()}
+    image_sizes = {split: index.sizes for split, index in usable_indexes.items()}
+    hashes = {split: index.hashes for split, index in usable_masks.items()}
+    hashes |= {split: index.hashes() for split, index in usable_boxes.items()}
+    leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes, hashes, "mask" if masks else "boxes")
+    mask_summary = summarise_masks(data.class_names, usable_masks) if masks else None
+    box_summary = summarise_boxes(data.class_names, usable_splits, usable_boxes, image_sizes) if boxes else None
+    summary = mask_summary or box_summary
+    are_exact = exact_masks if masks else exact_boxes
     train, validation, test = usable_splits.values()
     return DatasetReport(
         replace(
@@ -101,7 +119,7 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_e
             train=train,
             validation=validation,
             test=test,
-            fingerprint=_content_fingerprint(usable_splits, usable_indexes, {} if are_exact else usable_masks),
+            fingerprint=_content_fingerprint(usable_splits, usable_indexes, {} if are_exact else hashes),
             split_fractions=None,
         ),
         sum(map(len, data.splits.values())),
@@ -111,19 +129,18 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None, trust_e
         tuple(duplicates),
         _class_counts(usable_splits) if summary is None else summary.images,
         _size_quantiles(usable_indexes),
-        {split: index.sizes for split, index in usable_indexes.items()},
+        image_sizes,
         dict(sum((Counter(rows.image_formats.tolist()) for rows in usable_indexes.values()), Counter[str]()).most_common()),
         data.notes,
-        summary,
+        mask_summary,
+        box_summary,
     )
 
 
 def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, ImageIndex]:
     """Index the splits together, because they may be subsets of one dataset."""
     index = index_images(ConcatDataset(list(data.splits.values())), progress)
-    ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
-    rows = np.split(np.arange(len(index.errors)), ends[:-1])
-    return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+    return {split: index.select(rows) for split, rows in _rows_of_splits(data).items()}
 
 
 def _index_masks(data: DatasetSplits, progress: Progress | None) -> dict[str, MaskIndex]:
@@ -132,9 +149,22 @@ def _index_masks(data: DatasetSplits, progress: Progress | None) -> dict[str, Ma
     if not parts or not all(part.has_mask_targets for part in parts):
         return {}
     index = index_masks(ConcatDataset(parts), progress)
+    return {split: index.select(rows) for split, rows in _rows_of_splits(data).items()}
+
+
+def _index_boxes(data: DatasetSplits, progress: Progress | None) -> dict[str, BoxIndex]:
+    """Likewise of boxes."""
+    parts = [dataset for dataset in data.splits.values() if len(dataset)]
+    if not parts or not all(part.has_box_targets for part in parts):
+        return {}
+    index = index_boxes(ConcatDataset(parts), progress)
+    return {split: index.select(rows) for split, rows in _rows_of_splits(data).items()}
+
+
+def _rows_of_splits(data: DatasetSplits) -> dict[str, ndarray]:
+    """Return the rows of each split in an index of all splits."""
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
-    rows = np.split(np.arange(len(index.errors)), ends[:-1])
-    return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
+    return dict(zip(data.splits, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
 def _mark_bad_masks(indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]) -> dict[str, ImageIndex]:
@@ -149,6 +179,17 @@ def _mark_bad_masks(indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex])
             elif (height, width) != (mask_height, mask_width):
                 errors[row] = f"is {width} x {height} pixels, and its mask {mask_width} x {mask_height}"
         marked[split] = replace(images, errors=errors)
+    return marked
+
+
+def _mark_bad_boxes(indexes: dict[str, ImageIndex], boxes: dict[str, BoxIndex]) -> dict[str, ImageIndex]:
+    """Mark images whose boxes cannot be used."""
+    marked = dict(indexes)
+    for split, of_split in boxes.items():
+        errors = indexes[split].errors.copy()
+        for row in np.flatnonzero((errors == "") & (of_split.errors != "")).tolist():
+            errors[row] = f"cannot be used: {of_split.errors[row]}"
+        marked[split] = replace(indexes[split], errors=errors)
     return marked
 
 
@@ -173,7 +214,7 @@ def drop_unusable(
     data: DatasetSplits, progress: Progress | None = None, max_bad_fraction: float = MAX_BAD_FRACTION
 ) -> DatasetReport:
     """Check before training and drop the unusable images; raise if there are too many."""
-    report = check_dataset(data, progress, trust_exact_masks=True)
+    report = check_dataset(data, progress, trust_exact=True)
     if len(report.bad) > max_bad_images(max_bad_fraction, report.num_images):
         first = report.bad[0]
         raise VitrailError(
@@ -185,8 +226,9 @@ def drop_unusable(
 
 
 def _find_duplicates(
-    splits: dict[str, Dataset], indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]
+    splits: dict[str, Dataset], indexes: dict[str, ImageIndex], hashes: dict[str, ndarray], target: str
 ) -> tuple[list[DuplicateGroup], list[DuplicateGroup], list[DuplicateGroup]]:
+    """Return groups of equal images: in two splits, with different targets, and others. ``hashes``: of masks or boxes."""
     keys = np.concatenate([table.pixel_keys() for table in indexes.values()])
     split_numbers = np.concatenate([np.full(len(dataset), number) for number, dataset in enumerate(splits.values())])
     index = np.concatenate([np.arange(len(dataset)) for dataset in splits.values()])
@@ -195,8 +237,8 @@ def _find_duplicates(
     for group in _group_equal(keys):
         members = [(datasets[split_numbers[item]], names[split_numbers[item]], int(index[item])) for item in group]
         locations = (dataset.describe(position) for dataset, _, position in members)
-        if masks:  # equal or not
-            classes = [f"mask {masks[split].hashes[position].tobytes().hex()[:8]}" for _, split, position in members]
+        if hashes:  # equal or not
+            classes = [f"{target} {hashes[split][position].tobytes().hex()[:8]}" for _, split, position in members]
         else:
             classes = [label_name(dataset, position) for dataset, _, position in members]
         groups.append(DuplicateGroup(tuple(locations), tuple(split for _, split, _ in members), tuple(classes)))
@@ -228,12 +270,12 @@ def _size_quantiles(indexes: dict[str, ImageIndex]) -> dict[str, tuple[int, int,
     return {side: (minimum[axis], median[axis], maximum[axis]) for axis, side in enumerate(("height", "width"))}
 
 
-def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex], masks: dict[str, MaskIndex]) -> str:
+def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex], hashes: dict[str, ndarray]) -> str:
     """Hash contents, targets and splits, independently of file names and order."""
     first = next(iter(splits.values()))
     digest = hashlib.sha256(repr((first.class_names, first.target_names) if first.target_names else first.class_names).encode())
     for split, dataset in splits.items():
-        targets = masks[split].hashes if masks else _target_bytes(dataset)
+        targets = hashes[split] if hashes else _target_bytes(dataset)
         lines = np.ascontiguousarray(np.concatenate([indexes[split].file_hashes, targets], axis=1))
         digest.update(split.encode() + np.sort(lines.view(f"V{lines.shape[1]}").reshape(-1)).tobytes())
     return digest.hexdigest()

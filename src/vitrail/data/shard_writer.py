@@ -8,7 +8,6 @@ images, size and seed give the same bytes. The folder appears whole, and an inte
 (``resumable_folder.py``).
 """
 
-import io
 import json
 import tarfile
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import permutation
-from vitrail.data.band_files import array_format
-from vitrail.data.decode import image_format, to_pil
+from vitrail.data.image_file import encode_image_file, explain_unusable
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
 from vitrail.data.sources.stored_masks import encode_masks
@@ -34,16 +32,6 @@ from vitrail.system import available_cores
 
 CHUNK = 64  # images read at a time
 END_MARKER = bytes(2 * TAR_BLOCK)
-FORMAT_EXTENSIONS = {
-    "JPEG": "jpg",
-    "PNG": "png",
-    "GIF": "gif",
-    "WEBP": "webp",
-    "TIFF": "tiff",
-    "BMP": "bmp",
-    "PPM": "ppm",
-    ".npy": "npy",
-}
 SHARD_STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
 
 
@@ -234,35 +222,16 @@ class _Samples:
         except MemoryError:  # transient
             raise
         except Exception as error:  # a damaged header can fail its decoder in any way
-            return index, _explain_error(self.dataset.describe(index), error)
+            return index, explain_unusable(self.dataset.describe(index), error)
 
     def _encode(self, index: int) -> Members:
-        members = [_encode_image(self.dataset.read(index))]
+        members = [encode_image_file(self.dataset.read(index))]
         if self.masked:
             mask, objects = encode_masks(self.dataset, index)
             members.append((MASK_EXTENSION, mask))
             if objects is not None:
                 members.append((OBJECTS_EXTENSION, objects))
         return [*members, _encode_target(self.dataset, index)] if self.labelled else members
-
-
-def _explain_error(description: str, error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{description} cannot be read: {error.strerror or error}"
-    if isinstance(error, VitrailError):
-        return str(error) if description in str(error) else f"{description} {error}"
-    return f"{description} cannot be decoded: {error or type(error).__name__}"
-
-
-def _encode_image(content: bytes | ndarray) -> tuple[str, bytes]:
-    if isinstance(content, bytes):
-        return FORMAT_EXTENSIONS[image_format(content).split()[0]], content
-    stream = io.BytesIO()
-    if array_format(content) is not None:
-        np.save(stream, content, allow_pickle=False)
-        return "npy", stream.getvalue()
-    to_pil(content).save(stream, "PNG")
-    return "png", stream.getvalue()
 
 
 def _encode_target(dataset: Dataset, index: int) -> tuple[str, bytes]:

@@ -46,7 +46,7 @@ def evaluate_multi_label(
         outputs=outputs,
         targets=targets,
         indices=indices,
-        details=task.details(outputs, targets),
+        details={split: task.metrics(outputs, targets), **task.details(outputs, targets)},  # as a run's result has it
     )
 
 
@@ -67,7 +67,7 @@ def absence_notes(class_names: Sequence[str], support: Sequence[int]) -> list[st
         return []
     listed = f"{', '.join(absent[:MAX_NAMES])}{f' and {len(absent) - MAX_NAMES} more' if len(absent) > MAX_NAMES else ''}"
     count = f"{len(absent)} of {len(class_names)} classes {'has' if len(absent) == 1 else 'have'} no image here ({listed})"
-    return [f"{count}, and count as 0 in macro averages, as in scikit-learn"]
+    return [f"{count}, and {'counts' if len(absent) == 1 else 'count'} as 0 in macro averages, as in scikit-learn"]
 
 
 def bootstrap_label_metrics(

@@ -44,7 +44,10 @@ def evaluate_regression(
         outputs=values,
         targets=targets,
         indices=indices,
-        details={"targets": with_intervals(task.details(outputs, targets)["targets"], resampled)},
+        details={
+            split: metrics,  # as a run's result has it
+            "targets": with_intervals(task.details(outputs, targets)["targets"], resampled),
+        },
     )
 
 

@@ -181,4 +181,6 @@ def _absence_notes(task: SegmentationTask, confusion: Int[Tensor, "b k k"]) -> t
     count, wrongly = int(absent.sum()), int((absent & predicted).sum())
     first = next(name for name, is_absent in zip(task.class_names, absent.tolist(), strict=True) if is_absent)
     start = f"no mask here has {count} of the model's {task.classes} classes, such as {first}"
-    return (f"{start}; {wrongly} of them are predicted all the same, and count in the means with an IoU of 0",)
+    if not wrongly:
+        return (f"{start}; none is predicted, so the means leave them out",)
+    return (f"{start}; predicted all the same, and so counted in the means with an IoU of 0: {wrongly} of them",)

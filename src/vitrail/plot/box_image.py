@@ -12,12 +12,12 @@ from numpy import ndarray
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vitrail.errors import printable
-from vitrail.plot.canvas import to_ascii
+from vitrail.plot.canvas import MAX_NEAREST_SIDE, to_ascii
 from vitrail.plot.class_colours import class_colour
 from vitrail.plot.colormap import rgb_to_oklab
 
-LINE_FRACTION, TEXT_FRACTION = 1 / 250, 1 / 44  # width of a line and height of a letter, as fractions of the longer side
-LINE_RANGE, TEXT_RANGE = (1, 12), (10, 72)  # pixels
+LINE_WIDTH, LINE_FRACTION, MAX_LINE = 0.9, 1 / 350, 12  # pixels of a line: least, more with the longer side, and most
+TEXT_FRACTION, TEXT_RANGE = 1 / 44, (10, 72)  # height of a letter likewise
 PADDING = 0.2  # around the text of a label, as a fraction of its height
 HALO = (255, 255, 255, 140), (0, 0, 0, 140)  # a line of one pixel around a frame and one in it, so that it is seen on any image
 DASH = 5  # lengths of the dashes and the gaps, in widths of a line
@@ -46,8 +46,9 @@ def draw_boxes(
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     page = image.convert("RGB")
     if size != image.size:
-        page = page.resize(size, Image.Resampling.NEAREST if scale == int(scale) else Image.Resampling.BICUBIC)
-    width = _in_range(max(size) * LINE_FRACTION, LINE_RANGE)
+        is_small = scale == int(scale) and max(image.size) <= MAX_NEAREST_SIDE
+        page = page.resize(size, Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC)
+    width = min(round(LINE_WIDTH + max(size) * LINE_FRACTION), MAX_LINE)
     pen = ImageDraw.Draw(page, "RGBA")
     order = np.argsort(-_areas(boxes) if scores is None else -scores, kind="stable").tolist()
     frames = [_frame(box, scale, width, size) for box in boxes.tolist()]
@@ -64,10 +65,6 @@ def draw_boxes(
 
 def _areas(boxes: Float[ndarray, "k 4"]) -> Float[ndarray, " k"]:
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-
-
-def _in_range(value: float, limits: tuple[int, int]) -> int:
-    return min(max(round(value), limits[0]), limits[1])
 
 
 def _frame(box: Sequence[float], scale: float, width: int, size: tuple[int, int]) -> Rectangle:
@@ -115,7 +112,7 @@ def _inclusive(frame: Rectangle) -> Rectangle:
 
 def _draw_labels(pen: ImageDraw.ImageDraw, entries: Sequence[tuple[Rectangle, str, str]], size: tuple[int, int]) -> None:
     """Draw the texts of frames, the first ones first, each where it overlaps no other."""
-    letter = _in_range(max(size) * TEXT_FRACTION, TEXT_RANGE)
+    letter = min(max(round(max(size) * TEXT_FRACTION), TEXT_RANGE[0]), TEXT_RANGE[1])
     font = ImageFont.load_default(letter)
     padding = max(round(letter * PADDING), 1)
     ascent = -font.getbbox("Ag", anchor="ls")[1]

@@ -11,7 +11,7 @@ from vitrail.plot.canvas import Bar, Dot, Figure, LegendEntry, Line, Point, Shap
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 260, 48, 16, 26, 36
 FLUID_HEIGHT, FLUID_LEFT, FLUID_RIGHT, FLUID_BOTTOM = 220, 60, 24, 40  # a phone has larger text
 LABEL_HEIGHT = 14
-LEGEND_WIDTH, MAX_NAME_LETTERS = 150, 17  # its width in pixels, and the most letters of a name in it
+LEGEND_WIDTH, MAX_NAME_LETTERS = 164, 20  # its width in pixels, and the most letters of a name in it
 LINE_COLOURS = ("mark", "bad", "good", "#8a5fb5", "#b07d1a", "#2f8f8f")
 BASELINE_COLOURS = ("soft", "ink")  # colours of baselines
 MAX_POINTS_PER_LINE = 600  # more cannot be seen

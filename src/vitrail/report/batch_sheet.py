@@ -9,14 +9,17 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
+from vitrail.augment.crop import clip_boxes
 from vitrail.augment.policy import Policy
 from vitrail.data.band_statistics import find_bands, measure_bands
 from vitrail.data.band_view import to_view
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
 from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
-from vitrail.data.transforms import mask_to_input
+from vitrail.data.sources.objects import Objects, build_objects
+from vitrail.data.transforms import boxes_to_input, mask_to_input, upright_size
 from vitrail.errors import VitrailError
+from vitrail.report.box_view import box_caption, boxed_sheet
 from vitrail.report.contact_sheet import contact_sheet, denormalise, stack_sheets
 from vitrail.report.fit_sheet import draw_fits
 from vitrail.report.mask_view import mask_caption, masked_sheet
@@ -44,8 +47,9 @@ def draw_batch(
     fit: Fit = "crop",
     bands: Sequence[int] = (),
 ) -> BatchSheet:
-    """Draw a batch: train images augmented as in training, validation and test images as in evaluation, with their masks over
-    them if these are the targets. Below it are its first images by each fit, unless they all have the input's aspect ratio.
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation, with their masks or
+    boxes over them if these are the targets. Below it are its first images by each fit, unless they all have the input's
+    aspect ratio.
 
     ``bands``: numbers of those to draw, from 1; by default the colours of 8-bit images, and the first three of other bands.
     """
@@ -53,6 +57,8 @@ def draw_batch(
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
         raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
+    if split == "train" and (policy.mixup or policy.cutmix) and (source.has_mask_targets or source.has_box_targets):
+        raise VitrailError("masks and boxes cannot be mixed; try --set augment.mixup=0 --set augment.cutmix=0")
     loader = replace(_build_loader(source, split, policy, image_size, batch_size, seed, fit), targets=_image_indices)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
@@ -61,6 +67,10 @@ def draw_batch(
         masks = _input_masks(source, batch, preprocess)
         labels = [mask_caption(source.class_names, mask) for mask in masks]
         sheet = masked_sheet(images, masks, labels, source.class_names)
+    elif source.has_box_targets:
+        objects = _input_objects(source, batch, preprocess)
+        labels = [box_caption(source.class_names, each) for each in objects]
+        sheet = boxed_sheet(images, objects, source.class_names)
     else:
         labels = _captions(source, batch)
         sheet = contact_sheet(images, labels)
@@ -80,6 +90,20 @@ def _input_masks(source: Dataset, batch: Batch, preprocess: Preprocess) -> list[
     if batch.targets.ndim == 3:
         return list(batch.targets.numpy())
     return [mask_to_input(source.mask(index), preprocess) for index in batch.indices.tolist()]
+
+
+def _input_objects(source: Dataset, batch: Batch, preprocess: Preprocess) -> list[Objects]:
+    """Return the objects of a batch, which have been cropped and flipped as the images; an evaluation loader has none."""
+    if batch.targets.ndim == 3:
+        rows = [each[each[:, 4] >= 0] for each in batch.targets.double().numpy()]  # -1 fills up rows
+        return [build_objects(each[:, :4], each[:, 4], each[:, 5] > 0) for each in rows]
+    indices = batch.indices.tolist()
+    objects = [source.objects(index) for index in indices]
+    sizes = [upright_size(source, index) for index in indices]
+    return [
+        replace(each, boxes=clip_boxes(boxes_to_input(each.boxes, size, preprocess), preprocess.image_size))
+        for each, size in zip(objects, sizes, strict=True)
+    ]
 
 
 def _build_loader(

@@ -68,12 +68,16 @@ def _wrap(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_
     return lines
 
 
+def fit_scale(size: tuple[int, int], side: int) -> float:
+    """Return the factor by which an image is resized into a square of this side, a whole one for small images."""
+    scale = side / max(size)
+    return float(int(scale)) if max(size) <= MAX_NEAREST_SIDE and scale >= 2 else scale
+
+
 def _fit(image: Image.Image, side: int) -> Image.Image:
-    scale = side / max(image.size)
-    if max(image.size) <= MAX_NEAREST_SIDE and scale >= 2:
-        scale, resampling = float(int(scale)), Image.Resampling.NEAREST
-    else:
-        resampling = Image.Resampling.BICUBIC
+    scale = fit_scale(image.size, side)
+    is_small = max(image.size) <= MAX_NEAREST_SIDE and scale >= 2
+    resampling = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
 
 

@@ -7,11 +7,13 @@ from PIL import Image
 
 from vitrail.augment.counter_rng import permutation
 from vitrail.data.band_view import to_view
+from vitrail.data.box_summary import INPUT_SIDE, PATCH, SIZE_LIMITS, BoxFinding, BoxSummary
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
 from vitrail.data.mask_summary import MaskSummary
 from vitrail.data.sources.dataset import Dataset, evenly_spaced, label_name
 from vitrail.data.target_summary import TargetSummary
 from vitrail.plot.markup import escape
+from vitrail.report.box_view import boxed_sheet
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.html import html_page, html_table
 from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
@@ -19,6 +21,7 @@ from vitrail.report.mask_view import mask_caption, masked_sheet, swatch
 MAX_ROWS = 500
 MAX_CLASSES = 200
 MAX_SAMPLES = 60
+MAX_BOXED, BOXED_COLUMNS, BOXED_SIDE = 20, 5, 200  # images with boxes, which are larger: pixels of their longer side
 MAX_PAIRS = 30  # pairs of labels
 MAX_NAMES = 30  # labels that are missing in a split
 
@@ -45,6 +48,14 @@ def masked_sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Imag
         masks.append(dataset.mask(index))
     captions = [mask_caption(dataset.class_names, mask) for mask in masks]
     return masked_sheet(images, masks, captions, dataset.class_names, columns=10) if images else None
+
+
+def boxed_sample_sheet(dataset: Dataset, max_images: int = MAX_BOXED) -> Image.Image | None:
+    """Draw images from the first to the last with their boxes, and a legend."""
+    indices = evenly_spaced(len(dataset), max_images).tolist()
+    images = [to_view(dataset.read(index)) for index in indices]
+    objects = list(map(dataset.objects, indices))
+    return boxed_sheet(images, objects, dataset.class_names, BOXED_COLUMNS, BOXED_SIDE) if images else None
 
 
 def _group_of_each(dataset: Dataset) -> np.ndarray:
@@ -81,11 +92,13 @@ def _sections(report: DatasetReport) -> Iterator[str]:
     if report.notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"
     first = next((part for part in data.splits.values() if len(part)), data.train)
-    samples = masked_sample_sheet(first) if first.has_mask_targets else sample_sheet(first)
+    samples = _draw_samples(first)
     if samples is not None:
-        yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
+        yield f'<h2>Images</h2><img alt="Images with their targets" src="{data_uri(samples)}">'
     if report.masks is not None:
         yield from _class_pixels(report.masks)
+    elif report.boxes is not None:
+        yield from _boxes(report.boxes)
     elif data.class_names:
         yield from _class_balance(report)
     yield from _label_pairs(report.targets)
@@ -98,8 +111,14 @@ def _sections(report: DatasetReport) -> Iterator[str]:
         rows = [(escape(file.location), escape(file.reason), file.split) for file in left_out[:MAX_ROWS]]
         yield f"<h2>Left out ({len(left_out):,})</h2>" + html_table(("file", "reason", "split"), rows)
     yield from _duplicates("The same image in two splits", report.leaks)
-    yield from _duplicates(f"The same image with different {'masks' if report.masks else 'labels'}", report.conflicts)
+    yield from _duplicates(f"The same image with different {report.target_noun}", report.conflicts)
     yield from _duplicates("Duplicate images", report.duplicates)
+
+
+def _draw_samples(dataset: Dataset) -> Image.Image | None:
+    if dataset.has_mask_targets:
+        return masked_sample_sheet(dataset)
+    return boxed_sample_sheet(dataset) if dataset.has_box_targets else sample_sheet(dataset)
 
 
 def _summary(report: DatasetReport) -> Iterator[str]:
@@ -116,6 +135,8 @@ def _summary(report: DatasetReport) -> Iterator[str]:
         )
         if items
     ]
+    if report.boxes is not None and not report.boxes.ok:
+        problems.append(f"{len(report.boxes.faults) + len(report.boxes.repeated):,} boxes look wrong")
     yield f'<p class="bad">{escape("; ".join(problems))}.</p>'
 
 
@@ -165,6 +186,62 @@ def _class_pixels(masks: MaskSummary) -> Iterator[str]:
     yield html_table(("", *(f"#{split}" for split in splits)), counts)
     for split, names in masks.absent.items():
         yield f"<p>No mask of {split} has the class {escape(_list(names))}.</p>"
+
+
+def _boxes(boxes: BoxSummary) -> Iterator[str]:
+    """Show how many boxes there are of each class and size, and those that look wrong."""
+    splits = list(boxes.per_image)
+    largest = max((max(by_split.values()) for by_split in boxes.boxes.values()), default=0)
+    rows = [
+        (
+            f"{swatch(label)}{escape(name)}",
+            *(cell for split in splits for cell in (f"{boxes.boxes[name][split]:,}", f"{boxes.images[name][split]:,}")),
+            *(f"{boxes.sizes[name][size]:,}" for size in SIZE_LIMITS),
+            _bar(max(boxes.boxes[name].values()) / max(largest, 1)),
+        )
+        for label, name in enumerate(list(boxes.boxes)[:MAX_CLASSES])
+    ]
+    yield (
+        "<h2>Boxes</h2><p>Boxes of each class, and images that have any. Small is an area of up to 32 x 32 pixels, medium one "
+        "of up to 96 x 96, as in COCO.</p>"
+    )
+    titles = [title for split in splits for title in (f"#{split}", "#images")]
+    yield html_table(("class", *titles, *(f"#{size}" for size in SIZE_LIMITS), ""), rows)
+    if len(boxes.boxes) > MAX_CLASSES:
+        yield f'<p class="soft">and {len(boxes.boxes) - MAX_CLASSES:,} more classes</p>'
+    per_image = boxes.per_image.values()
+    yield html_table(
+        ("", *(f"#{split}" for split in splits)),
+        [
+            ("boxes per image, mean", *(f"{each.mean:.1f}" for each in per_image)),
+            ("median", *(f"{each.median:g}" for each in per_image)),
+            ("maximum", *(f"{each.most:,}" for each in per_image)),
+            ("images without any box", *(f"{each.empty:,}" for each in per_image)),
+            ("crowds", *(f"{boxes.crowds[split]:,}" for split in splits)),
+        ],
+    )
+    for split, names in boxes.absent.items():
+        yield f"<p>No image of {split} has a box of the class {escape(_list(names))}.</p>"
+    if boxes.tiny:
+        tiny = [
+            (escape(name), f"{each.count:,}", f"{each.fraction:.0%}", f"{each.smallest:.1f} to {each.largest:.1f}",
+             escape(each.first))
+            for name, each in boxes.tiny.items()
+        ]  # fmt: skip
+        yield (
+            f"<h2>Tiny boxes</h2><p>In an input of {INPUT_SIDE} x {INPUT_SIDE} pixels their shorter side is under a quarter of "
+            f"a patch of {PATCH}; a larger input makes them larger.</p>"
+        )
+        yield html_table(("class", "#boxes", "#of the class", "#pixels of the input", "the first"), tiny)
+    yield from _findings("Boxes that are left out", boxes.faults)
+    yield from _findings("The same object twice", boxes.repeated)
+    yield from _findings("Boxes that reach out of their image", boxes.overhanging)
+
+
+def _findings(title: str, findings: Sequence[BoxFinding]) -> Iterator[str]:
+    if findings:
+        rows = [(escape(each.location), escape(each.label), escape(each.reason), each.split) for each in findings[:MAX_ROWS]]
+        yield f"<h2>{title} ({len(findings):,})</h2>" + html_table(("object", "class", "reason", "split"), rows)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -46,7 +46,9 @@ def _curves(scores: Sequence[MethodScore], curve: str, write_file: WriteFile) ->
     lines = {}
     for row in scores:
         values: Sequence[float] = getattr(row, f"{curve}_curve")
-        lines[row.method] = [(step / max(len(values) - 1, 1), y_value) for step, y_value in enumerate(values)]
+        lines[METHOD_TITLES.get(row.method, row.method)] = [
+            (step / max(len(values) - 1, 1), y_value) for step, y_value in enumerate(values)
+        ]
     title = {"deletion": "Deletion: most salient patches first", "insertion": "Insertion: most salient patches first"}[curve]
     chart_figure = line_chart(title, "class probability", "fraction of patches", lines, dashed=BASELINES, y_min=0, percent=True)
     return write_figure(chart_figure, curve, write_file)

@@ -18,7 +18,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
        max-width: 68rem; }
 h1 { font-size: 1.6rem; font-weight: 600; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 p { max-width: 44rem; } .soft { color: var(--soft); } .bad { color: var(--bad); } .good { color: var(--good); }
-table { border-collapse: collapse; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; } .wide { overflow-x: auto; } .wide :is(th, td):first-child { min-width: 4.5rem; }
 th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere; } th { font-weight: 600; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -35,6 +35,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft)
   th, td { overflow-wrap: break-word; } .headline .soft { display: block; line-height: 1.5; } }
 .matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
              background: color-mix(in srgb, var(--bar) calc(var(--fraction) * 100%), transparent); }
+.matrix th, .matrix td { overflow-wrap: normal; }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; max-width: none; }

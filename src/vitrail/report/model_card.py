@@ -22,6 +22,7 @@ from vitrail.report.model_card_yaml import (
     has_several_labels,
     is_worth_listing,
     predicted_numbers,
+    predicts_boxes,
     predicts_masks,
     reported_split,
     section,
@@ -71,7 +72,8 @@ def wilson_interval(proportion: float, count: int) -> tuple[float, float]:
 
 def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     task = section(section(metadata, "recipe"), "task")
-    costs = parse_value(task, TaskConfig, "task").cost(config) if predicts_masks(metadata) else cost(config)
+    has_own_head = predicts_masks(metadata) or predicts_boxes(metadata)
+    costs = parse_value(task, TaskConfig, "task").cost(config) if has_own_head else cost(config)
     if isinstance(config, ResNetConfig):
         architecture = "A ResNet"
     else:
@@ -87,6 +89,9 @@ def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
         lines.append(f"It predicts {_plural(len(targets), 'number')} per image: {', '.join(map(_code, targets))}.")
     elif predicts_masks(metadata):
         lines.append(f"It predicts for every pixel which of {len(_names(metadata)):,} classes it is of.")
+    elif predicts_boxes(metadata):
+        classes = len(_names(metadata))
+        lines.append(f"It finds objects of {classes:,} class{'' if classes == 1 else 'es'} in images, as boxes with scores.")
     elif config.classes and has_several_labels(metadata):
         lines.append(f"It predicts which of {config.classes:,} labels an image has: several, one or none.")
     elif config.classes:
@@ -104,6 +109,11 @@ def _usage(metadata: Mapping[str, Any], config: ModelConfig, name: str, format: 
             f'model = vitrail.load("hf:{name}")\n(prediction,) = vitrail.predict(model, ["image.jpg"])\nprint(prediction.mask)'
         )
         shell = f"vitrail predict hf:{name} image.jpg --out masks --overlay"
+    elif predicts_boxes(metadata):
+        python = (
+            f'model = vitrail.load("hf:{name}")\n(prediction,) = vitrail.predict(model, ["image.jpg"])\nprint(prediction.boxes)'
+        )
+        shell = f"vitrail predict hf:{name} image.jpg --out boxes.json"
     elif config.classes:
         python = f'model = vitrail.load("hf:{name}")\nprint(vitrail.predict(model, ["image.jpg"]))'
         shell = f"vitrail predict hf:{name} image.jpg"
@@ -183,6 +193,8 @@ def _outputs_section(
         yield "## Targets\n\n" + "\n".join([head, *rows]) + f"\n\n{note}"
     elif predicts_masks(metadata):
         yield f"## Classes\n\n{_pixel_classes(metadata, class_metrics)}"
+    elif predicts_boxes(metadata):
+        yield f"## Classes\n\n{_object_classes(metadata, class_metrics)}"
     elif config.classes:
         yield f"## Classes\n\n{_classes(metadata, config, class_metrics)}"
 
@@ -229,6 +241,21 @@ def _pixel_classes(metadata: Mapping[str, Any], class_metrics: Sequence[Mapping[
     return "\n".join(rows) + more
 
 
+def _object_classes(metadata: Mapping[str, Any], class_metrics: Sequence[Mapping[str, Any]]) -> str:
+    """List the classes of objects, with the average precision of each if it was measured."""
+    names, measured = _names(metadata), {row["name"]: row for row in class_metrics}
+    columns = ["class", *(["objects", "AP", "AP50", "95 % interval of AP50"] if measured else [])]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name in names[:MAX_LISTED_CLASSES]:
+        row, cells = measured.get(name), [""] * (len(columns) - 1)
+        if row and row["objects"]:
+            low, high = row["interval"]["ap50"]
+            cells = [f"{row['objects']:,}", f"{row['ap']:.1%}", f"{row['ap50']:.1%}", f"{low:.1%} to {high:.1%}"]
+        rows.append(f"| {' | '.join([_code(name), *cells])} |")
+    more = f"\n\nand {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
+    return "\n".join(rows) + more
+
+
 def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
     names = metadata.get("class_names")
     if not names:
@@ -257,6 +284,10 @@ def _training(metadata: Mapping[str, Any]) -> str:
         "EMA decay": recipe.get("ema_decay") or "none",
         "seed": recipe.get("seed"),
     }
+    if predicts_boxes(metadata):
+        rows["loss"] = (
+            f"focal loss of the heat map, and {task.get('box_weight', 1):g} times the generalised IoU loss of the boxes"
+        )
     if masking:
         rows["loss"] = f"{masking['target']} of the masked patches, {masking['mask_ratio']:.0%} of an image"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
@@ -272,6 +303,11 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
         yield (
             f"It has only its {len(_names(metadata)):,} classes: every pixel is given one of them, also of anything else. "
             "Images are resized to its input, so that objects of few pixels are lost; `--tile` predicts large images in parts."
+        )
+    elif predicts_boxes(metadata):
+        yield (
+            "It finds objects of its classes alone, and may take others for them. Images are resized to its input, so that "
+            "objects of few pixels are lost. Scores are no calibrated probabilities: choose a threshold on images of your own."
         )
     elif config.classes:
         sigmoid = has_several_labels(metadata) or section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"

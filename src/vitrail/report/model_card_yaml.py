@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vitrail.errors import printable
 from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.tasks.detection_metrics import METRIC_TITLES
 from vitrail.weights.catalogue import find_published
 
 CardFormat = Literal["vitrail", "huggingface"]
@@ -32,6 +33,7 @@ METRIC_NAMES = {
     "dice": "mean Dice",
     "pixel_accuracy": "pixel accuracy",
     "boundary_iou": "mean boundary IoU",
+    **METRIC_TITLES,
 }
 HUB_METRICS = {
     "top1": "accuracy",
@@ -39,6 +41,7 @@ HUB_METRICS = {
     "map": "mean_average_precision",
     "f1_micro": "f1",
     "miou": "mean_iou",
+    "ap": "mean_average_precision",
 }  # by the hub's names
 
 
@@ -46,7 +49,7 @@ def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, lic
     """Return the header; every value is JSON, so that no name can break the YAML."""
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
     kind = "image-classification" if config.classes else "image-feature-extraction"
-    task = "image-segmentation" if predicts_masks(metadata) else "other" if predicted_numbers(metadata) else kind
+    task = _dense_task(metadata) or ("other" if predicted_numbers(metadata) else kind)
     method = [metadata["masking"]["method"], "self-supervised"] if metadata.get("masking") else []
     family = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
     header: dict[str, Any] = {
@@ -84,7 +87,7 @@ def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str
         "name": printable(dataset_name),
         "type": dataset_name.removeprefix("hf:") if dataset_name.startswith("hf:") else "imagefolder",
     }
-    task = "image-segmentation" if predicts_masks(metadata) else "image-classification"
+    task = _dense_task(metadata) or "image-classification"
     results = [{"task": {"type": task}, "dataset": {**dataset, "split": split}, "metrics": metrics}]
     return {"name": name.rpartition("/")[2], "results": results}
 
@@ -92,6 +95,13 @@ def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str
 def _metric_types(metadata: Mapping[str, Any], split: str) -> dict[str, str]:
     """Return the metrics that the hub knows, with their names there."""
     return {key: kind for key, kind in HUB_METRICS.items() if is_worth_listing(key, metadata["metrics"][split], metadata)}
+
+
+def _dense_task(metadata: Mapping[str, Any]) -> str | None:
+    """Return the hub's name of a task that finds something in images; None of other tasks."""
+    if predicts_masks(metadata):
+        return "image-segmentation"
+    return "object-detection" if predicts_boxes(metadata) else None
 
 
 def has_several_labels(metadata: Mapping[str, Any]) -> bool:
@@ -104,14 +114,20 @@ def predicts_masks(metadata: Mapping[str, Any]) -> bool:
     return bool(section(section(metadata, "recipe"), "task").get("kind") == "segmentation")
 
 
+def predicts_boxes(metadata: Mapping[str, Any]) -> bool:
+    """Whether the model predicts boxes."""
+    return bool(section(section(metadata, "recipe"), "task").get("kind") == "detection")
+
+
 def has_head(metadata: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Whether the model predicts something: by its own classifier, or by a head for every pixel."""
-    return config.classes > 0 or predicts_masks(metadata)
+    """Whether the model predicts something: by its own classifier, or by a head for masks or boxes."""
+    return config.classes > 0 or predicts_masks(metadata) or predicts_boxes(metadata)
 
 
 def is_worth_listing(key: str, values: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
     """Whether a metric is worth listing: with five classes or fewer top-5 accuracy is always 100 %."""
-    is_number = isinstance(values.get(key), int | float) and not isinstance(values.get(key), bool)
+    value = values.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return is_number and not (key == "top5" and metadata["model"].get("classes", 0) <= 5)
 
 

@@ -100,7 +100,7 @@ def curves_section(explanation: Explanation, name: str, write_file: WriteFile) -
 
 def _chart(title: str, curves: Mapping[str, Faithfulness], file: str, write_file: WriteFile) -> str:
     lines = {
-        method: [(step / (len(curve) - 1), value) for step, value in enumerate(curve)]
+        METHOD_TITLES.get(method, method): [(step / (len(curve) - 1), value) for step, value in enumerate(curve)]
         for method, each in curves.items()
         for curve in [each.deletion_curve[0].tolist()]
     }

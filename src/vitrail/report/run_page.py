@@ -28,6 +28,8 @@ from vitrail.tasks.task import Task
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
 
+ACCURACIES = ("top1", "accuracy", "pixel_accuracy")  # of classes, of quantised colours, of pixels: drawn with that of training
+
 register_task_section(ClassificationTask, ClassificationSection())
 register_task_section(MultiLabelTask, MultiLabelSection())
 register_task_section(RegressionTask, RegressionSection())
@@ -72,9 +74,9 @@ def _training_curves(run: Run, task: Task, result: dict[str, Any], lines: list[d
     steps, selected_on = [line for line in lines if "loss" in line], _selected_on(result)
     evaluations = [line for line in lines if "validation" in line]
     yield _step_chart("Loss", {"training": _points(steps, "loss"), selected_on: _validation_points(evaluations, "loss")})
-    # over classes, or over quantised colours
-    accuracy = _validation_points(evaluations, "top1") or _validation_points(evaluations, "accuracy")
-    yield _step_chart("Accuracy", {"training": _points(steps, "accuracy"), selected_on: accuracy}, percent=True)
+    name = next((name for name in ACCURACIES if _validation_points(evaluations, name)), "accuracy")
+    accuracies = {"training": _points(steps, "accuracy"), selected_on: _validation_points(evaluations, name)}
+    yield _step_chart(task.metric_titles.get(name, "accuracy"), accuracies, percent=True)
     yield _step_chart("k-NN accuracy", {f"k = {NUM_NEIGHBOURS}": _validation_points(evaluations, "knn")}, percent=True)
     for name in _other_metrics(evaluations) if task.curves is None else task.curves:
         title = task.metric_titles.get(name, name.replace("_", " "))
@@ -94,8 +96,10 @@ def _training_curves(run: Run, task: Task, result: dict[str, Any], lines: list[d
 
 def _step_chart(title: str, lines: Mapping[str, Points], percent: bool = False) -> str:
     """Draw curves over training steps, or nothing if they have no points."""
-    if not any(math.isfinite(y) for line in lines.values() for _, y in line):
+    lines = {name: line for name, line in lines.items() if any(math.isfinite(y) for _, y in line)}
+    if not lines:
         return ""
+    title = title[0].upper() + title[1:] if title[1:2].islower() else title  # mAP stays as it is
     return line_chart(title, "", "", lines, x_min=0, percent=percent, fluid=True).to_html()
 
 
@@ -121,7 +125,7 @@ def _validation_points(lines: list[dict[str, Any]], name: str) -> list[tuple[flo
 def _other_metrics(lines: list[dict[str, Any]]) -> list[str]:
     """Return the validation metrics that have no chart of their own."""
     names = dict.fromkeys(name for line in lines for name in line["validation"])
-    return [name for name in names if name not in ("loss", "top1", "top5", "accuracy", "knn")]
+    return [name for name in names if name not in ("loss", "top5", "knn", *ACCURACIES)]
 
 
 def _by_layer(lines: list[dict[str, Any]], name: str) -> dict[str, list[tuple[float, float]]]:

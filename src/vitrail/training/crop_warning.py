@@ -18,6 +18,6 @@ def crop_warning(report: DatasetReport, preprocess: Preprocess) -> Iterator[str]
     lost = 1 - (right - left) * (bottom - top) / (width * height)
     if lost > MAX_LOST:
         yield (
-            f"the centre crop loses {lost:.0%} of an image of the median size, {height}x{width}; --fit stretch or pad keeps "
-            f"all of it, and `vitrail data show {report.data.name}` draws the three"
+            f"the centre crop loses {lost:.0%} of an image of the median size, {height} pixels high and {width} wide; "
+            f"--fit stretch or pad keeps all of it, and `vitrail data show {report.data.name}` draws the three"
         )

@@ -135,8 +135,8 @@ def dataset_path(dataset: Dataset) -> Path:
 def test_what_was_found_is_said_and_can_be_overridden(tmp_path: Path) -> None:
     path = with_labels(tmp_path / "t.csv", ["hat|shoe", "hat", "shoe", "hat|shoe"])
     assert read(path).notes[0] == (
-        "labels has several labels per image, separated by '|'; separator=none reads a cell as one label: 2 labels, "
-        "1.5 per image, 0 images without any"
+        "labels has several labels per image, separated by '|': 2 labels, 1.5 per image, 0 images without any; "
+        "separator=none reads a cell as one label"
     )
     single = read(path, separator="none")
     assert single.splits[""].class_names == ("hat", "hat|shoe", "shoe")

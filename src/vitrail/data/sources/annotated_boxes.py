@@ -30,6 +30,7 @@ from vitrail.data.sources.stored_boxes import BoxTable, StoredBoxes
 from vitrail.errors import VitrailError
 
 MAX_NAMED = 6  # classes that a note names
+FRACTIONS = (-1.0, 2.0)  # all coordinates within these limits, and not all of them whole, are fractions of the image
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def with_annotations(
     if sizes is None:
         codes = find_faults(boxes, np.ones((len(boxes), 2), np.int64), FRACTION_TOLERANCE)
     else:
-        codes = find_faults(boxes, _known_sizes(dataset, sizes, images, progress)[images], TOLERANCE)
+        codes = find_faults(boxes, known_sizes(dataset, sizes, images, progress)[images], TOLERANCE)
     faulty = np.flatnonzero(codes)
     faults = [
         BoxFault(image, number, KINDS[code], (box[0], box[1], box[2], box[3]))
@@ -153,11 +154,18 @@ def with_annotations(
     )
 
 
-def _known_sizes(dataset: Dataset, sizes: ndarray, images: ndarray, progress: Progress | None) -> Int[ndarray, "n 2"]:
+def known_sizes(dataset: Dataset, sizes: ndarray, images: ndarray, progress: Progress | None) -> Int[ndarray, "n 2"]:
     """Return the sizes that the source has, or if images with boxes lack theirs, those of the images themselves."""
     if sizes[images].all():
         return sizes
     return np.where(sizes.all(axis=1, keepdims=True), sizes, index_images(dataset, progress).sizes)
+
+
+def are_fractions(boxes: Float[ndarray, "m 4"]) -> bool:
+    """Whether boxes look like fractions of their images, where a source does not say."""
+    known = boxes[np.isfinite(boxes)]
+    lowest, highest = FRACTIONS
+    return bool(len(known) and (known >= lowest).all() and (known <= highest).all() and (known % 1).any())
 
 
 def box_notes(source: object, splits: Mapping[str, AnnotatedBoxes]) -> Iterator[str]:

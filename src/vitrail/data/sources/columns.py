@@ -51,6 +51,12 @@ class Columns:
         return replace(self, labels=None)
 
     @property
+    def allow_boxes(self) -> bool:
+        """Whether the boxes of images may be the targets: if they are chosen, or nothing else is."""
+        has_others = self.masks is not None or bool(self.targets or self.several or self.splits_cells)
+        return not has_others if self.boxes is None else self.boxes
+
+    @property
     def splits_cells(self) -> bool:
         """Whether a separator is named at which cells are split."""
         return self.separator not in (None, NO_SEPARATOR)

@@ -24,6 +24,7 @@ from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.dataset import Dataset, Progress, SourceSplits
 from vitrail.data.sources.download import open_url
+from vitrail.data.sources.hub_boxes import ObjectsColumn, find_objects_column, read_hub_boxes
 from vitrail.data.sources.labels import canonical_split
 from vitrail.data.sources.masks.hub_masks import find_mask_column, read_hub_masks
 from vitrail.data.sources.masks.legend import Legend, find_legend, read_legend
@@ -127,7 +128,7 @@ def _build_datasets(
 ) -> SourceSplits:
     features = next(iter(splits.values())).features
     image_columns = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    mask = find_mask_column(address, image_columns) if options.masks is not False else None
+    mask = find_mask_column(address, image_columns) if options.masks is not False and not options.boxes else None
     image = _choose_image_column(address, features, image, [name for name in image_columns if name != mask])
     if image not in image_columns:
         raise VitrailError(
@@ -147,6 +148,14 @@ def _build_datasets(
         }  # fmt: skip
         origins = {split: _origin(address, split) for split in splits}
         return read_hub_masks(address, undecoded, (image, mask), _find_legend(address), options.ignore, origins, progress)
+    objects = find_objects_column(others)
+    if options.boxes and objects is None:
+        raise VitrailError(
+            f"{address} has no column of objects with boxes, only {', '.join(others)}; it is named objects, and has a bbox "
+            "and a category of each"
+        )
+    if objects is not None and (options.boxes or (labelled and names is None and options.allow_boxes)):
+        return _build_boxes(datasets, address, splits, image, objects, progress)
     flags = [name for name, feature in others.items() if isinstance(feature, datasets.Value)]
     if any(rows.features[name] != features[name] for rows in splits.values() for name in (image, *(names or ()))):
         raise VitrailError(f"the splits of {address} differ in their classes; save them with the same features")
@@ -177,6 +186,19 @@ def _build_datasets(
         for of_split in [targets.select(np.arange(end - len(rows), end))]
     }  # fmt: skip
     return SourceSplits(built, (*targets.notes, *missing_positives(targets, in_train, row_name)), targets.columns)
+
+
+def _build_boxes(
+    datasets: Any, address: object, splits: dict[str, Any], image: str, objects: ObjectsColumn, progress: Progress | None
+) -> SourceSplits:
+    parts, sizes = dict[str, tuple[Dataset, Any]](), dict[str, ndarray]()
+    for split, rows in splits.items():
+        undecoded = rows.with_format(None).select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        labels = np.full(len(rows), -1, np.int64)
+        parts[split] = HubDataset(undecoded, image, labels, (), _origin(address, split)), rows.select_columns([objects.name])
+        sides = [rows.with_format(None)[side] if side in rows.features else [0] * len(rows) for side in ("height", "width")]
+        sizes[split] = np.array([[int(side or 0) for side in column] for column in sides], np.int64).T
+    return read_hub_boxes(address, parts, objects, sizes, progress)
 
 
 def _choose_image_column(address: object, features: Any, requested: str | None, fitting: list[str]) -> str:

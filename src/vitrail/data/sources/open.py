@@ -148,15 +148,12 @@ class _Reader:
     @property
     def reads_masks(self) -> bool:
         """Whether the masks of images are targets, where there are any: if they are chosen, or targets are needed at all."""
-        return self._are_read(self.columns.masks, self.columns.boxes)
+        return (self.labelled and not self.columns.boxes) if self.columns.masks is None else self.columns.masks
 
     @property
     def reads_boxes(self) -> bool:
-        """Likewise of boxes."""
-        return self._are_read(self.columns.boxes, self.columns.masks)
-
-    def _are_read(self, chosen: bool | None, other: bool | None) -> bool:
-        return (self.labelled and not other) if chosen is None else chosen
+        """Likewise of boxes; where masks are not to be targets, boxes are only by choice."""
+        return bool(self.columns.boxes) or (self.labelled and self.columns.allow_boxes)
 
     def read(self, source: Any) -> SourceSplits:
         if isinstance(source, Mapping):
@@ -256,11 +253,11 @@ class _Reader:
             return read_hf_dataset(path, self.columns, self.labelled, progress=self.progress)
         if _has_shards(path):
             return SourceSplits(read_shards(path, progress=self.progress))
-        if self.reads_masks:
+        if self.reads_masks or self.reads_boxes:
             if files := find_coco_files(path):
-                return read_coco_folder(path, files, self.progress)
+                return read_coco_folder(path, files, self.reads_masks, self.reads_boxes, self.progress)
             if (description := find_yolo(path)) is not None:
-                return read_yolo(description, progress=self.progress)
+                return read_yolo(description, self.reads_masks, self.reads_boxes, self.progress)
         listing = scan_or_raise(path, self.progress)
         if self.columns.boxes:
             if has_voc_files(path):
@@ -277,19 +274,20 @@ class _Reader:
             raise VitrailError(f"{path / folder} has no masks; it needs a PNG file for each image, of the same name and size")
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        leaves_masks = self.columns.masks is False and (pairs is not None or bool(find_coco_files(path)) or find_yolo(path))
+        has_others = pairs is not None or bool(find_coco_files(path)) or find_yolo(path) or has_voc_files(path)
         if self.labelled and pairs is not None:
             notes.append("folders are classes here, also those of masks, which --task segment reads as masks")
-        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_masks else ANY_COLUMNS)
+        leaves_others = self.columns.masks is False and has_others
+        return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_others else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:
         suffix = path.suffix.lower()
         if suffix in TABLE_SUFFIXES:
-            return read_table(path, self.columns, self.labelled)
+            return read_table(path, self.columns, self.labelled, progress=self.progress)
         if suffix == ".json":
-            return read_coco_file(path, self.reads_masks, self.progress)
+            return read_coco_file(path, self.reads_masks, self.reads_boxes, self.progress)
         if suffix in (".yaml", ".yml"):
-            return read_yolo(path, self.reads_masks, self.progress)
+            return read_yolo(path, self.reads_masks, self.reads_boxes, self.progress)
         if suffix == ".tar":
             return SourceSplits(read_shards(path, progress=self.progress))
         if is_pack(path):

@@ -13,6 +13,7 @@ from vitrail.data.class_names import deduplicate
 from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset, read_image_file
+from vitrail.data.sources.table_boxes import find_box_columns
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
     MAX_INDICATOR_VALUES,
@@ -125,11 +126,13 @@ def _read_columns(
     binary_columns = [name for name, kind in types.items() if kind.startswith(("binary", "large_binary", "struct<"))]
     images = find_column(path, binary_columns, None, IMAGE_COLUMNS, "images") if image is None else None
     images = images or require_column(path, list(types), image, IMAGE_COLUMNS, "images")
-    num_rows = file.metadata.num_rows
+    is_encoded, num_rows = images in binary_columns, file.metadata.num_rows
     if not num_rows:
         raise VitrailError(f"{path} has no rows; it needs one per image")
     others = [name for name in types if name != images]
     targets, split_name = target_columns(path, others, options), find_column(path, others, split, SPLIT_COLUMNS, "split")
+    if (boxes := None if is_encoded else find_box_columns(path, others, options)) is not None:
+        targets = boxes.names
     # without a column of labels, only those of zeros and ones matter
     wanted = [name for name in others if types[name].startswith(FLAG_TYPES)] if targets is None else targets
     columns = {
@@ -138,7 +141,6 @@ def _read_columns(
         if (column := _read_column(path, file, name, MAX_INDICATOR_VALUES if targets is None and name != split_name else None))
         is not None
     }
-    is_encoded = images in binary_columns
     return ParquetTable(
         path,
         list(types),

@@ -18,9 +18,10 @@ from numpy import ndarray
 
 from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder, to_cell
 from vitrail.data.sources.columns import Columns
-from vitrail.data.sources.dataset import Dataset, ImageFileDataset, SourceSplits, select_images
+from vitrail.data.sources.dataset import Dataset, ImageFileDataset, Progress, SourceSplits, select_images
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.data.sources.parquet import ParquetTable, read_parquet
+from vitrail.data.sources.table_boxes import BoxRows, find_box_columns, read_box_rows
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
     MAX_INDICATOR_VALUES,
@@ -67,6 +68,7 @@ def read_table(
     *,
     image: str | None = None,
     split: str | None = None,
+    progress: Progress | None = None,
 ) -> SourceSplits:
     """Read a .csv, .tsv, .jsonl or .parquet file. ``columns`` names those of the targets, ``image`` and ``split`` columns with
     unusual names. If it need not be ``labelled``, a table without targets is read too."""
@@ -80,15 +82,20 @@ def read_table(
             table = _listed_in_parquet(table, table.images)
     else:
         table = _read_text(path, image, split, options, is_json=suffix in (".jsonl", ".ndjson"))
-    return _build_splits(table, options, labelled, split)
+    return _build_splits(table, options, labelled, split, progress)
 
 
-def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labelled: bool, split: str | None) -> SourceSplits:
+def _build_splits(
+    table: "ListedImages | ParquetTable", options: Columns, labelled: bool, split: str | None, progress: Progress | None
+) -> SourceSplits:
     columns = dict(table.columns)
     split_name = find_column(table.path, list(columns), split, SPLIT_COLUMNS, "split")
     splits = None
     if split_name is not None and split_name not in (options.labels, *options.targets):
         splits = parse_splits(table.path, columns.pop(split_name), table.row_name, split)
+    if isinstance(table, ListedImages) and (found := find_box_columns(table.path, list(columns), options)) is not None:
+        box_rows = BoxRows(table.path, table.images, columns, splits, table.row_name, table.declared)
+        return read_box_rows(box_rows, found, labelled or bool(options.boxes), progress)
     targets = TargetColumns(table.path, table.header, columns, table.row_name, len(table), table.declared).find(
         options, labelled
     )
@@ -192,6 +199,8 @@ def _read_rows(
     image_name = require_column(path, header, image, IMAGE_COLUMNS, "image paths")
     images, others = header.index(image_name), [name for name in header if name and name != image_name]
     targets, split_name = target_columns(path, others, options), find_column(path, others, split, SPLIT_COLUMNS, "split")
+    if (boxes := find_box_columns(path, others, options)) is not None:
+        targets = boxes.names
     wanted = others if targets is None else [*targets, *([split_name] if split_name else [])]
     # without a column of labels, only those of zeros and ones matter
     builders = {

@@ -162,8 +162,11 @@ class TargetColumns:
         if separator is not None:
             occurs = any(separator in text for text in texts)
             how = f"separated by {separator!r}" if occurs else f"{how}, since none has the separator {separator!r}"
-            how += f"; separator={NO_SEPARATOR} reads a cell as one label"
-        return self._label_sets(name, lists, column, how, replace(found, separator=separator, several=True))
+        targets = self._label_sets(name, lists, column, how, replace(found, separator=separator, several=True))
+        if separator is None:
+            return targets
+        first, *others = targets.notes
+        return replace(targets, notes=(f"{first}; separator={NO_SEPARATOR} reads a cell as one label", *others))
 
     def _label_lists(self, name: str, column: CodedColumn, found: Columns) -> Targets:
         for code, value in enumerate(column.values):

@@ -13,6 +13,9 @@ import * as state from "./url_state.js";
 
 const MAX_LOG_ROWS = 4000; // log rows in memory of a long run
 const MAX_CLASSES_WITH_COUNTS = 30; // largest number of classes with counts in the cells
+const METRIC_TITLES = { top1: "accuracy", map: "mAP", miou: "mean IoU" };
+const LABEL_COLUMNS = [["average precision", "ap"], ["F1", "f1"], ["precision", "precision"], ["recall", "recall"], ["threshold", "threshold"]];
+const PIXEL_COLUMNS = [["IoU", "iou"], ["Dice", "dice"], ["boundary IoU", "boundary_iou"], ["precision", "precision"], ["recall", "recall"]];
 
 export default {
   name: "run", title: "Training run", glyph: "∿",
@@ -42,7 +45,8 @@ function build(section, store) {
     python: () => predictionsCode(store, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, predicted", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
   const classesFigure = figure(section, { name: "classes", title: "Labels", level: 2, numbers: () => classes,
     python: () => ["import json", "from pathlib import Path", "", `result = json.loads((Path(${JSON.stringify(store.model.source)}) / "result.json").read_text())`,
-      'for one in sorted(result["classes"], key=lambda one: one["ap"]):', '    print(one["name"], one["ap"], one["support"])'].join("\n") });
+      ...(ofPixels() ? ['for one in sorted(result["classes"], key=lambda one: float(one["iou"])):', '    print(one["name"], one["iou"], one["pixels"])']
+        : ['for one in sorted(result["classes"], key=lambda one: one["ap"]):', '    print(one["name"], one["ap"], one["support"])'])].join("\n") });
   const cellImages = el("div", { class: "cell-images" });
   const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => (severalLabels() ? labelLossCode(store) : predictionsCode(store,
     "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")',
@@ -130,10 +134,13 @@ function build(section, store) {
     return {
       loss: { y: "loss", lines: nonEmpty([{ name: "training", points: of((line) => line.loss) },
         { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: severalLabels() ? "" : "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
+      accuracy: { y: severalLabels() || ofPixels() ? "" : "accuracy", fraction: true, lines: nonEmpty([
+        { name: ofPixels() ? "training, pixel accuracy" : "training", points: of((line) => line.accuracy) },
+        { name: "validation, pixel accuracy", points: of((line) => line.validation?.pixel_accuracy) },
+        { name: "validation, mean IoU", points: of((line) => line.validation?.miou) },
         { name: "validation, top-1", points: of((line) => line.validation?.top1) },
         { name: "validation, mean average precision (mAP)", points: of((line) => line.validation?.map) },
-        { name: "validation, F1 over all labels", points: of((line) => line.validation?.f1_micro), dashed: true },
+        { name: "validation, F1 over all labels", points: of((line) => line.validation?.["f1_micro_at_0.5"]), dashed: true },
         { name: "validation, top-5", points: of((line) => line.validation?.top5), dashed: true },
           { name: "k-nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
       lr: { y: "", low: 0, lines: nonEmpty([{ name: "learning rate", points: of((line) => line.lr) }]) },
@@ -145,7 +152,7 @@ function build(section, store) {
 
   function drawCurves() {
     drawProgress();
-    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : "Accuracy";
+    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : ofPixels() ? "IoU and pixel accuracy" : "Accuracy";
     const markedStep = state.number("step") ?? run.result?.best?.step ?? null;
     for (const [name, { y, lines: drawn, fraction, low }] of Object.entries(curves())) {
       figures[name].root.hidden = !drawn.length;
@@ -158,7 +165,7 @@ function build(section, store) {
     figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
       + `images. If the training loss falls while the validation loss rises, the model overfits.`);
     figures.accuracy.caption(run.recipe?.task.kind === "masked-image" ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
-      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5 until thresholds are chosen at the end." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
+      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5, since thresholds are chosen at the end." : ofPixels() ? "IoU: the pixels that are of a class and predicted as it, divided by those that are either; the mean is over the classes." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
     figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
     figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
     figures.distance.caption("Mean over the heads of a layer, from the log. Some heads learn local attention, which nothing enforces.");
@@ -175,10 +182,10 @@ function build(section, store) {
     const summary = [run.name, run.dataset && `on ${run.dataset}`, run.result ? `finished in ${formatDuration(run.result.seconds)}` : run.training ? `training: ${text}`
       : `stopped at ${text}; run the same command to resume it`].filter(Boolean);
     const scores = Object.entries(best ?? {}).filter(([name]) => name !== "step")
-      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : name === "map" ? `mAP ${percent(value)}` : `${name} ${formatNumber(value)}`));
+      .map(([name, value]) => (name in METRIC_TITLES ? `${METRIC_TITLES[name]} ${percent(value)}` : `${name} ${formatNumber(value)}`));
     const score = best && `best at step ${best.step.toLocaleString("en")}: ${scores.join(", ")}`;
-    const reportedScores = run.result?.[run.result.reported_on], [key, title] = severalLabels() ? ["map", "mAP"] : ["top1", "accuracy"];
-    const reported = reportedScores?.[key] !== undefined && `${title} ${percent(reportedScores[key])} on ${run.result.reported_on} images`;
+    const reportedScores = run.result?.[run.result.reported_on] ?? {}, key = Object.keys(METRIC_TITLES).find((name) => name in reportedScores);
+    const reported = key && `${METRIC_TITLES[key]} ${percent(reportedScores[key])} on ${run.result.reported_on} images`;
     progressBox.replaceChildren(el("p", {}, [...summary, score, reported].filter(Boolean).join(" · ")),
       standalone ? el("p", { class: "soft" }, "A saved page has no confusion matrix and no highest losses.") : "",
       run.result ? "" : el("progress", { max: run.total_steps, value: now, "aria-label": `Training: ${text}` }));
@@ -188,17 +195,22 @@ function build(section, store) {
     return run?.recipe?.task.kind === "multi-label";
   }
 
-  // The metrics of every label, the worst first; of labels without an image there are none.
+  function ofPixels() {
+    return run?.recipe?.task.kind === "segmentation";
+  }
+
+  // The metrics of every label or class of pixels, the worst first; of those that do not occur there are none.
   function drawClasses(response) {
     classes = response.classes;
-    const columns = [["average precision", "ap"], ["F1", "f1"], ["precision", "precision"], ["recall", "recall"], ["threshold", "threshold"]];
-    const sorted = [...classes].sort((one, other) => (one.support > 0 ? one.ap : 2) - (other.support > 0 ? other.ap : 2));
-    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "label"), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)),
-      el("th", { scope: "col", class: "number" }, "images")));
+    const columns = ofPixels() ? PIXEL_COLUMNS : LABEL_COLUMNS, [[, first]] = columns, amount = ofPixels() ? "pixels" : "support";
+    const sorted = [...classes].sort((one, other) => (one[amount] > 0 ? one[first] : 2) - (other[amount] > 0 ? other[first] : 2));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ofPixels() ? "class" : "label"), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)),
+      el("th", { scope: "col", class: "number" }, ofPixels() ? "pixels" : "images")));
     const body = el("tbody", {}, sorted.map((one) => el("tr", {}, el("th", { scope: "row" }, one.name),
-      columns.map(([, key]) => el("td", { class: "number" }, one.support > 0 || key === "threshold" ? percent(one[key], 1) : "")), el("td", { class: "number" }, one.support.toLocaleString("en")))));
+      columns.map(([, key]) => el("td", { class: "number" }, one[amount] > 0 || key === "threshold" ? percent(one[key], 1) : "")), el("td", { class: "number" }, one[amount].toLocaleString("en")))));
+    classesFigure.root.querySelector("h2").textContent = ofPixels() ? "Classes" : "Labels";
     classesFigure.body.replaceChildren(el("div", { class: "wide" }, el("table", { class: "label-metrics" }, head, body)));
-    classesFigure.caption(`${response.total.toLocaleString("en")} ${response.split} images, the lowest average precision first. An image may have several labels, so there is `
+    classesFigure.caption(ofPixels() ? `The pixels of all ${response.split} images together, the lowest IoU first; report.html has the confusion between classes and the worst images.` : `${response.total.toLocaleString("en")} ${response.split} images, the lowest average precision first. An image may have several labels, so there is `
       + "no confusion matrix. A label is predicted if its probability reaches its threshold, which was chosen on validation for the largest F1.");
   }
 
@@ -207,6 +219,11 @@ function build(section, store) {
     if (standalone || run.recipe?.task.kind === "masked-image") return;
     if (!run.result) {
       confusionFigure.root.hidden = classesFigure.root.hidden = lossFigure.root.hidden = true;
+      return;
+    }
+    if (ofPixels()) { // whose images have neither one class nor a saved loss
+      classesFigure.root.hidden = !run.result.classes;
+      if (run.result.classes) drawClasses({ classes: run.result.classes, split: run.result.reported_on });
       return;
     }
     for (const [path, target, show] of [severalLabels() ? ["api/class-metrics", classesFigure, drawClasses] : ["api/confusion", confusionFigure, drawConfusion],

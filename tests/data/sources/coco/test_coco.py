@@ -243,7 +243,7 @@ def test_a_panoptic_segment_that_is_not_listed_is_named(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     write_coco(tmp_path / "a.json", tmp_path, _annotations(0, 2), SIZE, changes)
     with pytest.raises(VitrailError, match=sentence):
-        vitrail.open_dataset(tmp_path / "a.json")
+        vitrail.open_dataset(tmp_path / "a.json", columns=Columns(masks=True))
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

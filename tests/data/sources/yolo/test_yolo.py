@@ -9,6 +9,7 @@ import vitrail
 from tests.data.coco_images import write_image
 from vitrail.data.dataset_check import check_dataset
 from vitrail.data.mask_codes import polygons_of, rasterise
+from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import IGNORED, DatasetSplits
 from vitrail.data.sources.yolo.small_yaml import read_small_yaml
@@ -37,8 +38,8 @@ def _write(root: Path, labels: dict[str, str | None], yaml: str = YAML, layout: 
             path.write_text(text)
 
 
-def _open(root: Path) -> DatasetSplits:
-    return vitrail.open_dataset(root, split_fractions=SplitFractions(0.0, 0.0))
+def _open(root: Path, columns: Columns | None = None) -> DatasetSplits:
+    return vitrail.open_dataset(root, columns=columns, split_fractions=SplitFractions(0.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_line_that_is_wrong_is_named(text: str, sentence: str, tmp_path: Path)
 def test_what_cannot_be_used_is_refused(labels: dict[str, str | None], yaml: str, sentence: str, tmp_path: Path) -> None:
     _write(tmp_path, labels, yaml)
     with pytest.raises(VitrailError, match=sentence):
-        _open(tmp_path / "data.yaml")
+        _open(tmp_path / "data.yaml", Columns(masks=True))
 
 
 def test_descriptions_as_they_are_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from vitrail.data.sources.labels import SPLIT_ALIASES, canonical_split
 from vitrail.errors import VitrailError
 
 KINDS = ("instances", "panoptic", "stuff", "", "person_keypoints", "captions", "image_info")  # the first that is there is read
+BOX_KINDS = ("instances", "", "person_keypoints")  # of those, which may have boxes
 ANNOTATION_FOLDERS = ("annotations", "annotation", "labels")
 IMAGE_FOLDERS = ("", "images", "data")
 MAX_FILES = 32  # a folder of more JSON files has one for each image
@@ -49,10 +50,11 @@ def _split_folders(root: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name.lower() in SPLIT_ALIASES and entry.is_dir())
 
 
-def choose_files(root: Path, paths: Sequence[Path]) -> tuple[dict[str, Path], list[Path]]:
-    """Return one file for each split, "" if there is a single one without, and those that are not used."""
+def choose_files(root: Path, paths: Sequence[Path], order: Sequence[str] = KINDS) -> tuple[dict[str, Path], list[Path]]:
+    """Return one file for each split, "" if there is a single one without, and those that are not used; of the kind that is
+    the first in an order."""
     kinds = {path: next((kind for kind in KINDS if kind and path.stem.startswith(kind)), "") for path in paths}
-    kind = next(kind for kind in KINDS if kind in kinds.values())
+    kind = next(kind for kind in (*order, *KINDS) if kind in kinds.values())
     by_split: dict[str, list[Path]] = {}
     for path in paths:
         if kinds[path] == kind:

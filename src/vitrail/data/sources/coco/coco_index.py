@@ -1,31 +1,34 @@
-"""Index of a COCO file: its images and categories, and where in the file the annotations of each image are. n images, m
+"""Index of a COCO file: its images, categories and boxes, and where in the file the annotations of each image are. n images, m
 annotations.
 
 The file may have gigabytes: it is read once, element by element, and the index is cached. Regions are read when needed.
 """
 
 import json
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from vitrail.data.cache import load_cached, store_cached
 from vitrail.data.decode import MAX_IMAGE_PIXELS
+from vitrail.data.mask_codes import decode_rle, mask_box
 from vitrail.data.sources.coco.json_stream import JsonStream, read_value
 from vitrail.data.sources.coded_column import Numbering
 from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.errors import VitrailError, first_line
 
-INDEX_FORMAT = 1  # version of the cached arrays
+INDEX_FORMAT = 2  # version of the cached arrays
 ELEMENTS_PER_REPORT = 10_000  # elements between two progress reports
 LISTS = ("images", "annotations", "categories")
+MAX_NUMBER = 2**53  # of a whole number that is a coordinate
 MAX_HEAD = 2**22  # bytes that are looked at to tell what a file is
 
 
@@ -55,6 +58,9 @@ class CocoCounts:
     without_category_ids: list[str] = field(default_factory=list)
     degenerate: int = 0  # regions without an inside: no points, or two
     degenerate_example: str = ""
+    without_box: int = 0  # annotations with neither a box nor a region to draw one around
+    outlined: int = 0  # boxes drawn around a region
+    invalid_box: str = ""  # the first annotation whose box is not four numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +75,8 @@ class CocoIndex:
     sizes: Int[ndarray, "n 2"]  # height and width as the file says; 0 if it does not
     starts: Int[ndarray, " starts"]  # of each image among the annotations
     annotations: Int[ndarray, "m 3"]  # index of the category, -1 if there is none; first byte, and the one after the last
+    boxes: Float[ndarray, "m 5"]  # left, top, right and bottom, and the area, NaN if the file does not say
+    flags: Bool[ndarray, "m 2"]  # whether there is a box, and whether it is a crowd
 
     @property
     def is_panoptic(self) -> bool:
@@ -130,6 +138,7 @@ class _Builder:
         self.rows_by_image: dict[int, int] = {}  # number of an image: its row
         self.names, self.sizes, self.categories = list[str](), array("q"), dict[Any, Category]()
         self.image_of, self.category_of, self.begins, self.ends = array("q"), array("q"), array("q"), array("q")
+        self.boxes, self.flags = array("d"), array("B")
 
     def build(self, report: Callable[[int], None]) -> CocoIndex:
         add: dict[str, Callable[[Any], None]] = {
@@ -200,6 +209,7 @@ class _Builder:
         else:
             category = self.category_numbers[_checked_id(annotation["category_id"])] if "category_id" in annotation else -1
             self._count_region(annotation)
+        self._add_box(annotation)
         self.image_of.append(image)
         self.category_of.append(category)
 
@@ -214,6 +224,22 @@ class _Builder:
             if any(not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2 for polygon in polygons):
                 counts.degenerate += 1
                 counts.degenerate_example = counts.degenerate_example or f"id {annotation.get('id')}"
+
+    def _add_box(self, annotation: dict[str, Any]) -> None:
+        """Add the box of an annotation, or one around its region."""
+        box, region, area = (annotation.get(key) for key in ("bbox", "segmentation", "area"))
+        corners: list[float] | None = None
+        if box:
+            corners = _corners(box)
+            if corners is None and not self.counts.invalid_box:
+                self.counts.invalid_box = f"annotation id {annotation.get('id')!r} has the bbox {json.dumps(box)[:60]}"
+        elif region:
+            corners = _outline(region)
+            self.counts.outlined += corners is not None
+        self.counts.without_box += not box and corners is None
+        self.boxes.extend(corners or [math.nan] * 4)
+        self.boxes.append(float(area) if is_number(area) else math.nan)
+        self.flags.extend((corners is not None, bool(annotation.get("iscrowd"))))
 
     def _finish(self) -> CocoIndex:
         images, categories = (np.frombuffer(column, np.int64) for column in (self.image_of, self.category_of))
@@ -239,6 +265,8 @@ class _Builder:
             np.array(self.sizes, np.int64).reshape(-1, 2),
             np.searchsorted(rows[kept], np.arange(len(self.names) + 1)),
             np.stack([places[categories], begins, ends], axis=1)[kept],
+            np.frombuffer(self.boxes).reshape(-1, 5)[kept],
+            np.frombuffer(self.flags, np.uint8).reshape(-1, 2)[kept] > 0,
         )
 
     def _count_unknown(self, images: ndarray, rows: ndarray, categories: ndarray) -> None:
@@ -260,6 +288,31 @@ def _checked_id(value: Any) -> int | str:
     return value
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of JSON is a number that fits a float."""
+    return type(value) is float or (type(value) is int and abs(value) < MAX_NUMBER)
+
+
+def _corners(box: Any) -> list[float] | None:
+    """Return the corners of a box of left, top, width and height; None if it is something else."""
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+        return None
+    left, top, width, height = map(float, box)
+    return [left, top, left + width, top + height]
+
+
+def _outline(region: Any) -> list[float] | None:
+    """Return the corners of the box around polygons or run lengths; None if they are not valid, or have no points."""
+    try:
+        if isinstance(region, dict):
+            return _corners(mask_box(decode_rle(region)))
+        polygons = [region] if isinstance(region[0], int | float) else region
+        points = np.concatenate([np.asarray(polygon, np.float64).reshape(-1, 2) for polygon in polygons])
+        return [*points.min(axis=0).tolist(), *points.max(axis=0).tolist()]
+    except (VitrailError, TypeError, ValueError, LookupError, OverflowError):
+        return None
+
+
 def _natural(value: int | str) -> tuple[bool, int, str]:
     return isinstance(value, str), value if isinstance(value, int) else 0, str(value)
 
@@ -268,7 +321,7 @@ def _store(index: CocoIndex, key: str) -> None:
     text = json.dumps([index.digest, [asdict(category) for category in index.categories], asdict(index.counts)])
     store_cached("coco", key, {
         "text": np.frombuffer(text.encode(), np.uint8), "names": index.names.buffer, "sizes": index.sizes,
-        "starts": index.starts, "annotations": index.annotations,
+        "starts": index.starts, "annotations": index.annotations, "boxes": index.boxes, "flags": index.flags,
     })  # fmt: skip
 
 
@@ -280,7 +333,7 @@ def _load(path: Path, key: str) -> CocoIndex | None:
         digest, categories, counts = json.loads(cached["text"].tobytes())
         return CocoIndex(
             path, digest, tuple(Category(**each) for each in categories), CocoCounts(**counts), PackedStrings(cached["names"]),
-            cached["sizes"], cached["starts"], cached["annotations"],
+            cached["sizes"], cached["starts"], cached["annotations"], cached["boxes"], cached["flags"],
         )  # fmt: skip
     except (KeyError, ValueError, TypeError):
         return None

@@ -1,5 +1,5 @@
-"""Read polygons in YOLO's layout as a dataset of masks: ``data.yaml`` with the names of the classes, images, and a text file of
-labels for each.
+"""Read YOLO's layout as a dataset of masks, drawn from polygons, or of boxes: ``data.yaml`` with the names of the classes,
+images, and a text file of labels for each. Boxes are the targets if they are chosen, or if there are no polygons.
 
 ``DIR/images/train`` with ``DIR/labels/train``, or ``DIR/train/images`` with ``DIR/train/labels``. h high, w wide.
 """
@@ -18,12 +18,13 @@ from numpy import ndarray
 from vitrail.data.decode import SIDEWAYS_ORIENTATIONS, stored_size
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.content_keys import file_key
-from vitrail.data.sources.dataset import IGNORED, Dataset, ImageFileDataset, Progress, SourceSplits, evenly_spaced
+from vitrail.data.sources.dataset import IGNORED, ImageFileDataset, Progress, SourceSplits, evenly_spaced
 from vitrail.data.sources.filled_regions import FilledRegion, fill_region, paint_classes, paint_objects
 from vitrail.data.sources.labels import SPLIT_ALIASES
 from vitrail.data.sources.scan_folder import scan_folder
-from vitrail.data.sources.yolo.label_file import LabelLine, parse_labels, read_label_text
+from vitrail.data.sources.yolo.label_file import LabelLine, label_path, parse_labels, read_label_text
 from vitrail.data.sources.yolo.small_yaml import read_small_yaml
+from vitrail.data.sources.yolo.yolo_boxes import read_yolo_boxes
 from vitrail.errors import VitrailError
 
 BACKGROUND = "background"
@@ -79,15 +80,6 @@ class YoloPolygons(ImageFileDataset):
         return super().cache_key() + b"".join(file_key(label_path(self.path(index)).absolute()) for index in range(len(self)))
 
 
-def label_path(image: Path) -> Path:
-    """Return the path of an image's labels: in ``labels`` in place of the last ``images``, else beside it."""
-    parts = list(image.parts)
-    places = [place for place, part in enumerate(parts[:-1]) if part == "images"]
-    if places:
-        parts[places[-1]] = "labels"
-    return Path(*parts).with_suffix(".txt")
-
-
 def find_yolo(root: Path) -> Path | None:
     """Return the description of a folder in YOLO's layout: a YAML file with names, if there are folders of labels."""
     has_labels = any((root / folder).is_dir() for folder in ("labels", *(f"{alias}/labels" for alias in SPLIT_ALIASES)))
@@ -102,22 +94,27 @@ def _has_names(path: Path) -> bool:
         return False
 
 
-def read_yolo(path: Path, labelled: bool = True, progress: Progress | None = None) -> SourceSplits:
-    """Return the splits that a description has; if they need not be ``labelled``, without masks."""
+def read_yolo(path: Path, masks: bool = True, boxes: bool = True, progress: Progress | None = None) -> SourceSplits:
+    """Return the splits that a description has, with ``masks`` or ``boxes`` as targets, whichever there are, or without any."""
     content = read_small_yaml(path)
-    names = _names(path, content)
+    names, images = _names(path, content), _images(path, content, progress)
+    if not masks and not boxes:
+        return SourceSplits(
+            {split: ImageFileDataset(*found, np.full(len(found[1]), -1, np.int64), ()) for split, found in images.items()}
+        )
     background = next((place for place, name in enumerate(names) if name.lower() == BACKGROUND), None)
     classes, shift = ((BACKGROUND, *names), 1) if background is None else (names, 0)
-    splits, notes = dict[str, Dataset](), list[str]()
-    for split, (root, paths) in _images(path, content, progress).items():
-        labels = np.full(len(paths), -1, np.int64)
-        if not labelled:
-            splits[split] = ImageFileDataset(root, paths, labels, ())
-            continue
-        found = YoloPolygons(root, paths, labels, classes, shift, background or 0, _digest(root, paths))
-        notes += _check_labels(path, split, found)
-        splits[split] = found
-    return SourceSplits(splits, tuple(notes), Columns(masks=True))
+    splits = {
+        split: YoloPolygons(
+            root, paths, np.full(len(paths), -1, np.int64), classes, shift, background or 0, _digest(root, paths)
+        )
+        for split, (root, paths) in (images.items() if masks else ())
+    }
+    counts = {split: _count_lines(dataset) for split, dataset in splits.items()}
+    if boxes and not (masks and any(of_split.polygons for of_split in counts.values())):
+        return read_yolo_boxes(path, names, images, progress)
+    notes = [note for split, dataset in splits.items() for note in _notes(path, split, dataset, counts[split])]
+    return SourceSplits(dict(splits), tuple(notes), Columns(masks=True))
 
 
 def _names(path: Path, content: dict[str, Any]) -> tuple[str, ...]:
@@ -187,29 +184,46 @@ def _digest(root: Path, paths: Sequence[str]) -> bytes:
     return digest.digest()
 
 
-def _check_labels(path: Path, split: str, dataset: YoloPolygons) -> Iterator[str]:
-    """Yield notes of what the label files have; raise if they have no polygons."""
-    missing = empty = boxes = polygons = 0
+@dataclass
+class _LineCounts:
+    """Numbers of label files and of what is in them, of those that were looked at."""
+
+    looked_at: int
+    missing: int = 0
+    empty: int = 0
+    boxes: int = 0
+    polygons: int = 0
+    unreadable: int = 0  # files, which the dataset check names
+
+
+def _count_lines(dataset: YoloPolygons) -> _LineCounts:
     sampled = evenly_spaced(len(dataset), MAX_SAMPLED).tolist()
+    counts = _LineCounts(len(sampled))
     for index in sampled:
         try:
             lines = dataset.labels_of(index)
-        except VitrailError:  # the dataset check names it
-            polygons += 1
+        except VitrailError:
+            counts.unreadable += 1
             continue
-        missing += lines is None
-        empty += lines == []
+        counts.missing += lines is None
+        counts.empty += lines == []
         of_boxes = sum(line.is_box for line in lines or ())
-        boxes, polygons = boxes + of_boxes, polygons + len(lines or ()) - of_boxes
-    if not polygons:
-        has = f"{boxes:,} boxes and no polygon" if boxes else f"no label for any of {len(dataset):,} images"
+        counts.boxes += of_boxes
+        counts.polygons += len(lines or ()) - of_boxes
+    return counts
+
+
+def _notes(path: Path, split: str, dataset: YoloPolygons, counts: _LineCounts) -> Iterator[str]:
+    """Yield notes of what the label files have; raise if they have no polygons."""
+    if not counts.polygons and not counts.unreadable:
+        has = f"{counts.boxes:,} boxes and no polygon" if counts.boxes else f"no label for any of {len(dataset):,} images"
         remedy = "a mask is drawn from polygons: lines with a class and the corners x1 y1 x2 y2 ..."
         raise VitrailError(f"{path} has {has} in {split or 'its images'}, first {label_path(dataset.path(0))}; {remedy}")
-    of = "" if len(sampled) == len(dataset) else f" of {len(sampled):,} that were looked at"
+    of = "" if counts.looked_at == len(dataset) else f" of {counts.looked_at:,} that were looked at"
     where = split or path.name
-    if missing:
-        yield f"{where}: {missing:,} images{of} have no label file and count as background, as YOLO has it"
-    if empty:
-        yield f"{where}: {empty:,} images{of} have an empty label file, all background"
-    if boxes:
-        yield f"{where}: {boxes:,} lines{of} have a box and no polygon; the pixels in it are ignored where no polygon is"
+    if counts.missing:
+        yield f"{where}: {counts.missing:,} images{of} have no label file and count as background, as YOLO has it"
+    if counts.empty:
+        yield f"{where}: {counts.empty:,} images{of} have an empty label file, all background"
+    if counts.boxes:
+        yield f"{where}: {counts.boxes:,} lines{of} have a box and no polygon; the pixels in it are ignored where no polygon is"
