@@ -185,10 +185,8 @@ def _respond(
 
 
 def _saliency_json(outcome: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: value for name, value in outcome.items() if name not in ("pixels", "input_box")},
-        "map": outcome["map"].tolist(),
-    }
+    shown = {name: value for name, value in outcome.items() if name not in ("pixels", "input_box")}
+    return {**shown, "map": outcome["map"].tolist()}
 
 
 def _require_predictor(server_state: ServerState) -> Predictor:
