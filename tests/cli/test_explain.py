@@ -313,7 +313,7 @@ def test_a_detection_model_explains_a_box(capsys: Capture) -> None:
         "size": [30, 24],
     }
     assert (image["explained"], set(image["curves"])) == (expected["label"], {"random", "edges", "gradcam"})
-    assert {"00-c-region.png", "00-c-deletion.svg", "00-c-context.png"} <= set(answer["files"])
+    assert {"00-c-region.png", "00-c-deletion.svg", "00-c-gradcam.png"} <= set(answer["files"])
     page = Path("page/index.html").read_text()
     assert f"Prediction for detection 2 ({expected['label']}, columns " in page
     assert "Attention heads, query: the patch at the centre of the box" in page
