@@ -159,7 +159,9 @@ def test_a_file_of_other_boxes_is_removed(tmp_path: Path) -> None:
         model.head.boxes.bias[2:] += 0.7
     samples = replace(samples, objects=found_objects(model, samples.images))
     requirements: dict[str, Any] = {
-        r"the logits of x\.onnx differ from the model's by 0\.\d+ of the": lambda report: require_parity(report, "x.onnx", 1e-3),
+        r"the logits of x\.onnx differ from the model's by 0\.\d+ of the": lambda report: require_parity(
+            report, "x.onnx", 1e-3
+        ),
         r"x\.onnx loses \d+\.\d+ points of AP on noise, where 0.5 are allowed, so it was removed": lambda report: (
             require_accuracy(report, "x.onnx", 0.005)
         ),
@@ -186,7 +188,9 @@ def test_a_file_that_decodes_wrongly_is_removed(tmp_path: Path) -> None:
     def write(path: Path) -> None:
         path.write_bytes(proto.SerializeToString())
 
-    with pytest.raises(VitrailError, match="boxes and scores and labels in the file differ by .* its outputs, so it was removed"):
+    with pytest.raises(
+        VitrailError, match="boxes and scores and labels in the file differ by .* its outputs, so it was removed"
+    ):
         write_and_verify(model, tmp_path / "x.onnx", "onnx", write, labelled_samples(model, 3), lambda report: None)
     assert [each.name for each in tmp_path.iterdir()] == ["good.onnx"]
 
@@ -275,5 +279,3 @@ def test_the_loss_of_ap_decides() -> None:
     require_accuracy(report, "x.onnx", 0.005)
     with pytest.raises(VitrailError, match=r"x.onnx loses 1\.00 points of AP on noise, where 0.5 are allowed"):
         require_accuracy(replace(report, file_ap=0.79), "x.onnx", 0.005)
-
-

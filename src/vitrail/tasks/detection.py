@@ -307,7 +307,7 @@ class DetectionTask(Task):
     def box_agreement(self, detections: Sequence[Float[Tensor, "_ 6"]], expected: Sequence[Float[Tensor, "_ 6"]]) -> float:
         """Return how well the predicted boxes of all images agree with the expected ones; if none is expected, all detections
         are compared, whatever their scores."""
-        least = MIN_SCORE if any((rows[:, 4] >= MIN_SCORE).any() for rows in expected) else 0.0
+        least = DEFAULT_THRESHOLD if any((rows[:, 4] >= DEFAULT_THRESHOLD).any() for rows in expected) else 0.0
         found, wanted = ([rows[rows[:, 4] >= least].numpy() for rows in images] for images in (detections, expected))
         return box_agreement(found, wanted)
 
