@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.evaluation.detectors import random_detector
 from tests.preprocess_image import preprocess_image
+from tests.small_detector import random_detector
 from tests.small_models import small_vit
 from tests.tasks.test_own_task import Brightness
 from tests.tiers import quick_first

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.evaluation.detectors import CLASSES, boxed_images, random_detector
+from tests.small_detector import CLASSES, boxed_images, random_detector
 from vitrail.data.preprocess import Fit
 from vitrail.data.sources.dataset import ArrayDataset
 from vitrail.errors import VitrailError

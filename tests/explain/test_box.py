@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.evaluation.detectors import CLASSES, random_detector
+from tests.small_detector import CLASSES, random_detector
 from tests.small_models import PUBLISHED_KINDS, small_vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention, pooled_attention

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.evaluation.detectors import CLASSES, random_detector
 from tests.serve.fake_predictor import FakePredictor
 from tests.serve.test_app import PNG, noise_image, run_app
+from tests.small_detector import CLASSES, random_detector
 from vitrail.evaluation.box_selection import BoxSelection
 from vitrail.evaluation.explanations import explain_images
 from vitrail.inference.predictor import TorchPredictor

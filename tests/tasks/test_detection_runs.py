@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import vitrail
-from tests.evaluation.detectors import BoxedImages
+from tests.small_detector import BoxedImages
 from tests.tiers import quick_only
 from tests.training.distributed.torchrun import steps, torchrun
 from tests.training.test_loop import RaisesAt, same
