@@ -114,6 +114,14 @@ def test_lines_of_a_chart_have_names_and_baselines_are_dashed() -> None:
     assert drawing.to_image(1).size == drawing.framed_size
 
 
+def test_a_line_may_have_a_colour_of_its_own() -> None:
+    lines = {"one": [(0.0, 1.0), (1.0, 2.0)], "other": [(0.0, 2.0), (1.0, 1.0)]}
+    plain, coloured = (line_chart("t", "", "", lines, colours=colours, fluid=True) for colours in (None, {"other": "#123456"}))
+    assert coloured.legend[0] == plain.legend[0]
+    assert coloured.legend[1].colour == "#123456" != plain.legend[1].colour
+    assert [line.colour for line in lines_of(coloured)] == [entry.colour for entry in coloured.legend]
+
+
 def test_one_chart_has_its_legend_in_a_page_in_svg_and_in_png() -> None:
     lines = {"training": [(0.0, 0.5), (1.0, 0.4)], "validation": [(0.0, 0.6), (1.0, 0.5)]}
     fluid, plain = (line_chart("Loss", "", "", lines if named else {}, fluid=True) for named in (True, False))

@@ -23,6 +23,16 @@ def test_a_sheet_has_every_image_in_its_cell() -> None:
         assert built[middle].tolist() == list(colour)
 
 
+def test_a_caption_is_below_its_image_also_if_all_are_wide() -> None:
+    wide = [Image.new("RGB", (80, 40), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    built = np.asarray(contact_sheet(wide, ["x"] * 2, columns=1, side=80))
+    assert built.shape[0] == 2 * (40 + CAPTION_HEIGHT + GAP) + GAP
+    assert built[GAP + 39, GAP + 79].tolist() == [255, 0, 0]
+    assert built[GAP + 40 + CAPTION_HEIGHT + GAP, GAP].tolist() == [0, 0, 255]
+    tall = [*wide, Image.new("RGB", (40, 80))]
+    assert contact_sheet(tall, ["x"] * 3, columns=3, side=80).height == 80 + CAPTION_HEIGHT + 2 * GAP
+
+
 def test_captions_are_truncated_and_printable() -> None:
     grey = [Image.new("L", (8, 8))] * 2
     long = np.asarray(contact_sheet(grey, ["\x1b[31m" + "w" * 500, ""], columns=2, side=64))

@@ -41,6 +41,7 @@ MAX_CONFUSED = 30  # classes of the confusion matrix, those with the most object
 NUM_CURVES = 6  # classes with a precision-recall curve
 NUM_WORST, NUM_BEST = 4, 2  # images
 IMAGE_SIDE = 440  # pixels of a drawn image
+CROWD_COLOUR = "#a0a0a0"
 SIZE_TITLES = {"small": "small: up to 32 x 32 pixels", "medium": "medium", "large": "large: from 96 x 96 pixels", "all": "all"}
 
 
@@ -207,8 +208,8 @@ def _images(dataset: Dataset, saved: DetectedImages, rows: Sequence[Mapping[str,
         return
     yield "<h2>Best and worst images</h2>"
     yield (
-        "<p>Left the objects, with dashes those that are missed; right the detections from the scores of the table above on, "
-        "with dashes those that are wrong. AP50 is that of all detections in the image in one ranking.</p>"
+        "<p>Left the objects, with dashes those that are missed and in grey crowds; right the detections from the scores of "
+        "the table above on, with dashes those that are wrong. AP50 is that of all detections in the image in one ranking.</p>"
     )
     yield html_legend([row["name"] for row in rows], sorted(labels))
     yield from sheets
@@ -228,7 +229,7 @@ def _sheet(
         images += [_with_objects(image, objects, is_found), _with_detections(image, shown, is_right | pairs.excused)]
         missed, wrong = int((~is_found & ~objects.crowd).sum()), int((~is_right & ~pairs.excused).sum())
         captions += [
-            f"{dataset.title(index)}: {missed} of {len(objects)} missed",
+            f"{dataset.title(index)}: {missed} of {int((~objects.crowd).sum())} missed",
             f"AP50 {score:.1%}: {wrong} of {len(is_right)} wrong",
         ]
         labels |= set(objects.labels.tolist()) | set(shown.labels.tolist())
@@ -236,7 +237,9 @@ def _sheet(
 
 
 def _with_objects(image: Image.Image, objects: Objects, is_found: Any) -> Image.Image:
-    return draw_boxes(image, objects.boxes, objects.labels, dashed=~is_found & ~objects.crowd, scale=_scale(image))
+    colours = np.where(objects.crowd, CROWD_COLOUR, [class_colour(label) for label in objects.labels.tolist()]).tolist()
+    dashed = ~is_found & ~objects.crowd
+    return draw_boxes(image, objects.boxes, objects.labels, dashed=dashed, colours=colours, scale=_scale(image))
 
 
 def _with_detections(image: Image.Image, found: FoundBoxes, is_right: Any) -> Image.Image:
