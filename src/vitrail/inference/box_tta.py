@@ -1,6 +1,6 @@
 """Test-time augmentation of boxes: the mean of the heat maps and boxes of an image and of its mirror image, mirrored back.
 
-b images, k classes; a map has rows by columns cells.
+b images; a map has rows by columns cells, its channels are the classes and the four sides.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ class BoxTTAPredictor(Predictor):
         )
         self.predictor, self.mode, self.backend = predictor, mode, predictor.backend
 
-    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b k+4 rows columns"]:
+    def outputs(self, images: Num[ndarray, "b height width c"]) -> Float32[ndarray, "b channels rows columns"]:
         views = images, np.ascontiguousarray(images[:, :, ::-1])
         shown, mirrored = (torch.from_numpy(self.predictor.outputs(view)) for view in views)
         unmirrored = mirrored.flip(-1)
