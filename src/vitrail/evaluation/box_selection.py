@@ -38,7 +38,7 @@ class ExplainedBox:
     box: Box  # in pixels of the image
     size: tuple[int, int]  # width and height of the image
     inside: Bool[Tensor, "height width"]  # which pixels of the model's input lie in the box
-    found: Detections  # without an axis of images, in pixels of the model's input; those that are drawn, and this one
+    detections: Detections  # without an axis of images, in pixels of the model's input; those that are drawn, and this one
 
     @property
     def text(self) -> str:

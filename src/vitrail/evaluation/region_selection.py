@@ -48,7 +48,7 @@ class Region:
 
     @property
     def inside(self) -> Bool[Tensor, "height width"]:
-        """Which pixels of the model's input the region is predicted from."""
+        """The pixels of the model's input that the region is predicted from."""
         return self.weights > 0
 
     def plain(self) -> dict[str, Any]:

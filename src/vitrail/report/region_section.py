@@ -50,7 +50,7 @@ def region_figures(
     if region is None:
         return
     if isinstance(region, ExplainedBox):
-        boxes, scores, labels = (values.double().numpy() for values in region.found)
+        boxes, scores, labels = (values.double().numpy() for values in region.detections)
         scale = max(BOXES_SIDE / max(image.size), 1)
         painted = draw_boxes(image, boxes, labels.astype(np.int64), names, scores=scores, scale=scale)
         title = "detections, the explained one outlined"
