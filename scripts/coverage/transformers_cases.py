@@ -230,6 +230,19 @@ CASES: dict[str, Case] = {
         "TimmWrapperConfig",
         {"architecture": "vit_tiny_patch16_224", "num_labels": 7, "model_args": TIMM_ARGS},
     ),
+    "VitDetModel": Case(
+        "VitDetModel",
+        "VitDetConfig",
+        {
+            **SMALL,
+            "mlp_ratio": 2,
+            "pretrain_image_size": 32,
+            "use_relative_position_embeddings": True,
+            "window_size": 4,
+            "window_block_indices": [0],
+        },
+        lambda model, images: model(images).last_hidden_state.flatten(2).mT,
+    ),
     "SamVisionModel": Case("SamVisionModel", "SamVisionConfig", {**SMALL, "global_attn_indexes": [1], "window_size": 3}),
     "SwinForImageClassification": Case(
         "SwinForImageClassification",

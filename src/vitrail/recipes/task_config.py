@@ -46,6 +46,9 @@ class TaskConfig:
     has_boxes: ClassVar[bool] = False  # whether the targets are boxes
     train_recipe: ClassVar[str] = "small"  # recipe to train with unless another is named, from random weights
     finetune_recipe: ClassVar[str] = "finetune"  # and from pretrained ones
+    finetune_side: ClassVar[int] = (
+        0  # pixels: to fine-tune on, unless a size is named, if pretrained weights take smaller images
+    )
     demos: ClassVar[Mapping[str, str]] = {}  # by dataset, recipes that train on it in minutes
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
@@ -369,12 +372,14 @@ class Detection(TaskConfig):
     layers: tuple[int, ...] | Literal["quarters"] = ()
     upscale_blocks: int | None = None  # each doubles the resolution of the map; None: to cells of about four pixels
     map_width: int = 64  # channels of the map
+    balanced_loss: bool = False  # weight classes inversely to the square root of their number of objects
     box_weight: float = 2.0  # of the loss of the boxes, which is added to that of the heat map
     max_detections: int = 100  # of an image
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     is_dense: ClassVar[bool] = True
     has_boxes: ClassVar[bool] = True
+    finetune_side: ClassVar[int] = 256  # small objects need more patches
     train_recipe: ClassVar[str] = "detect-small"
     finetune_recipe: ClassVar[str] = "detect"
     demos: ClassVar[Mapping[str, str]] = {"panes": "detect-demo"}

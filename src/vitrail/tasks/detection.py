@@ -4,7 +4,7 @@ The loss is computed at the model's input size, the metrics in pixels of each im
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail.augment.crop import clip_boxes
 from vitrail.data.decode import ImageSize
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, evenly_spaced
 from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.data.transforms import boxes_to_input, crop_window, upright_size
 from vitrail.errors import VitrailError
@@ -31,6 +31,7 @@ from vitrail.tasks.detection_model import DenseDetector
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+NUM_COUNTED = 500  # images whose objects are counted for the weights of the classes
 MIN_SCORE = 0.5  # of a detection where there is no ranking
 
 
@@ -68,6 +69,8 @@ class DetectionPrediction(Prediction):
 class DetectionTask(Task):
     """Boxes with classes."""
 
+    class_weights: Float[Tensor, " k"] | None = None
+
     config_class: ClassVar = Detection
     primary_metric: ClassVar[str] = "ap"
     fractions: ClassVar[tuple[str, ...]] = tuple(METRIC_TITLES)
@@ -103,7 +106,7 @@ class DetectionTask(Task):
             raise VitrailError(
                 f"task.classes must be {len(data.class_names)}, the number of classes of {data.name}, got {self.config.classes}"
             )
-        return self
+        return replace(self, class_weights=object_class_weights(data.train)) if self.config.balanced_loss else self
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
@@ -134,7 +137,7 @@ class DetectionTask(Task):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the losses of the heat map and of the boxes of one image. ``size``: of the model's input."""
         targets = centre_targets(objects, self.classes, (output.shape[1], output.shape[2]), size)
-        return heat_loss(output[:-4], targets), box_loss(output[-4:], targets, size)
+        return heat_loss(output[:-4], targets, self.class_weights), box_loss(output[-4:], targets, size)
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
@@ -239,6 +242,16 @@ class DetectionTask(Task):
     def export_outputs(self, outputs: Float[Tensor, "b channels rows columns"]) -> dict[str, Tensor]:
         found = self.decode(outputs)
         return {self.output_name: outputs, "boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+
+def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
+    """Return class weights inverse to the square root of the objects of a class, with mean 1 over those of some images."""
+    counts = np.zeros(len(train.class_names))
+    for index in evenly_spaced(len(train), NUM_COUNTED).tolist():
+        objects = train.objects(index)
+        counts += np.bincount(objects.labels[~objects.crowd], minlength=len(counts))
+    weights = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
+    return torch.from_numpy(weights * counts.sum() / max((weights * counts).sum(), 1e-9)).float()
 
 
 def _as_box(values: Sequence[float]) -> Box:

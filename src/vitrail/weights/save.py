@@ -290,10 +290,12 @@ def _with_learned_positions(model: Model, format: str, may_lack_table: bool = Fa
     whose positions are in the attention stays as it is.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
-    if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "input"):
+    if isinstance(model.config, ResNetConfig):
         return model.config, state
     assert isinstance(model, ViT)
     config = model.config
+    if config.position == "learned1d" and config.position_at == "input" and config.table_grid is None:
+        return config, state
     if may_lack_table and config.position in ("none", "rotary"):
         rotary = RotaryConfig() if config.position == "rotary" else config.rotary
         return replace(config, position="none", rotary=rotary), state
@@ -310,7 +312,8 @@ def _with_learned_positions(model: Model, format: str, may_lack_table: bool = Fa
         rows = torch.zeros(config.prefix_positions, config.width) if positions.prefix is None else positions.prefix.detach()
         state["positions.0.prefix"] = rows
     rescales = config.rotary is not None and config.rotary.coordinates in ("centre", "scaled")
-    return replace(config, position="learned1d", position_grid=config.position_grid if rescales else None), state
+    position_grid = config.position_grid if rescales else None
+    return replace(config, position="learned1d", position_grid=position_grid, table_grid=None), state
 
 
 def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool = False) -> Path:
