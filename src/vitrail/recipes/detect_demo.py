@@ -13,7 +13,7 @@ def detect_demo(context: RecipeContext) -> Recipe:
     ``docs/log.md`` has what it reaches.
     """
     model, preprocess = small_model(context, width=128, depth=4, mlp=256, heads=4, classes=0)
-    steps = 800
+    steps = 400
     return Recipe(
         name="detect-demo",
         data=context.data,
@@ -26,6 +26,6 @@ def detect_demo(context: RecipeContext) -> Recipe:
         schedule=Schedule("cosine", warmup_steps=capped_warmup(100, steps)),
         ema_decay=0.99,
         task=Detection(classes=len(context.class_names), layers="quarters"),
-        eval_every=400,
-        checkpoint_every=400,
+        eval_every=200,
+        checkpoint_every=200,
     )
