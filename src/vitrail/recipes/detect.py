@@ -12,7 +12,7 @@ def detect(context: RecipeContext) -> Recipe:
     """Muon with a lower rate in earlier blocks, scale jitter, and a heat map of the objects' centres on the tokens
     of four blocks. Rare classes weigh more, since the average precision of every class counts the same.
 
-    205 microscope images of blood cells, a ViT-Ti/16: AP50 0.895 on test, after 25 minutes on one core; ``docs/log.md`` has more.
+    205 images of blood cells, a ViT-Ti/16: AP50 0.895 on test after 25 minutes on one core; ``docs/log.md`` has more.
     The whole image is stretched to the input, since no object may be cut off.
     """
     batch_size = context.capped_batch(8)
