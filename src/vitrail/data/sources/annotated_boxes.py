@@ -17,7 +17,7 @@ from vitrail.data.image_index import index_images
 from vitrail.data.sources.box_faults import (
     FRACTION_TOLERANCE,
     KINDS,
-    LEFT_OUT,
+    LEFT_OUT_CODES,
     TOLERANCE,
     BoxFault,
     describe_faults,
@@ -130,7 +130,7 @@ def with_annotations(
             images[faulty].tolist(), numbers[faulty].tolist(), codes[faulty].tolist(), boxes[faulty].tolist(), strict=True
         )
     ]
-    kept = ~np.isin(codes, [KINDS.index(kind) for kind in LEFT_OUT])
+    kept = ~np.isin(codes, LEFT_OUT_CODES)
     crowd = np.zeros(len(images), bool) if annotations.crowd is None else annotations.crowd[order]
     areas = box_areas(boxes)
     if annotations.areas is not None:

@@ -18,6 +18,7 @@ from vitrail.augment.counter_rng import random_bits
 from vitrail.config import override, validate
 from vitrail.data.image_index import index_images
 from vitrail.data.pack_reader import is_pack, read_pack
+from vitrail.data.sources.annotated_boxes import AnnotatedBoxes, box_notes
 from vitrail.data.sources.builtin import load_fashion
 from vitrail.data.sources.coco.coco_files import find_coco_files
 from vitrail.data.sources.coco.read_coco import read_coco_file, read_coco_folder
@@ -159,7 +160,8 @@ class _Reader:
         if isinstance(source, Mapping):
             return self._read_mapping(source)
         if isinstance(source, Dataset):
-            return SourceSplits({"": source})
+            notes = box_notes(source.name, {"": source}) if isinstance(source, AnnotatedBoxes) else ()
+            return SourceSplits({"": source}, tuple(notes))
         return self._read_name(source)
 
     def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
