@@ -24,10 +24,10 @@ from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Detection
-from vitrail.tasks.box_decoding import Detections, decode_boxes
-from vitrail.tasks.box_loss import box_loss, centre_targets, heat_loss
+from vitrail.tasks.box_decoding import Detections
 from vitrail.tasks.box_matching import box_agreement
 from vitrail.tasks.detected_images import load_detected_images, stack_detected_images
+from vitrail.tasks.detection_heads import HEADS, DetectionHead
 from vitrail.tasks.detection_metrics import (
     METRIC_TITLES,
     best_score_thresholds,
@@ -35,7 +35,6 @@ from vitrail.tasks.detection_metrics import (
     detection_scores,
     image_average_precision,
 )
-from vitrail.tasks.detection_model import DenseDetector
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 from vitrail.tasks.thresholds import DEFAULT_THRESHOLD, check_threshold, read_thresholds
 
@@ -150,14 +149,11 @@ class DetectionTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        config, model = self.config, encoder.config
-        return DenseDetector(
-            encoder,
-            config.classes,
-            config.head_layers(model.depth),
-            upscale_blocks=config.num_upscale_blocks(model.patch_stride),
-            map_width=config.map_width,
-        )
+        return self.head.build(encoder, self.config)
+
+    @property
+    def head(self) -> DetectionHead:
+        return HEADS[self.config.head]
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: their numbers of objects differ, and they are read when they are compared."""
@@ -166,22 +162,22 @@ class DetectionTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
         images, objects = batch.images.to(device, non_blocking=True), batch.targets.to(device)
-        outputs = model(images).float()
+        outputs = self.head.train_outputs(model, images).float()
         size = images.shape[2], images.shape[3]
-        parts = [torch.stack(self.image_losses(*each, size)) for each in zip(outputs, objects, strict=True)]
-        heat, boxes = torch.stack(parts).mean(0)
-        return heat + self.config.box_weight * boxes, {"heat_loss": heat.detach(), "box_loss": boxes.detach()}
+        parts = [torch.stack(self.image_losses(*each, size)) for step in outputs for each in zip(step, objects, strict=True)]
+        classes, boxes = torch.stack(parts).mean(0)
+        loss = classes + self.config.box_weight * boxes
+        return loss, {self.head.class_loss_name: classes.detach(), "box_loss": boxes.detach()}
 
     def image_losses(
         self, output: Float[Tensor, "channels rows columns"], objects: Float[Tensor, "m 6"], size: ImageSize
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the losses of the heat map and of the boxes of one image. ``size``: of the model's input."""
-        targets = centre_targets(objects, self.classes, (output.shape[1], output.shape[2]), size)
-        return heat_loss(output[:-4], targets, self.class_weights), box_loss(output[-4:], targets, size)
+        """Return the losses of the classes and of the boxes of one image. ``size``: of the model's input."""
+        return self.head.losses(output, objects, size, self.config, self.class_weights)
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
-        return decode_boxes(outputs, self._input_size(outputs), self.config.max_detections)
+        return self.head.decode(outputs, self._input_size(outputs), self.config.max_detections)
 
     def _input_size(self, outputs: Float[Tensor, "b channels rows columns"]) -> ImageSize:
         """Return the size of the model's input that has these outputs: that of an exported file may be dynamic."""
