@@ -118,4 +118,5 @@ def _detection_task(model: nn.Module) -> DetectionTask:
     task = model_task(described) if hasattr(described, "metadata") else None
     if not isinstance(task, DetectionTask):
         raise VitrailError(BoxClassifier.explains.format(type(model).__name__))
+    task.require_map("the explanation of a box")
     return task

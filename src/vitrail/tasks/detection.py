@@ -155,6 +155,11 @@ class DetectionTask(Task):
     def head(self) -> DetectionHead:
         return HEADS[self.config.head]
 
+    def require_map(self, purpose: str) -> None:
+        """Raise if the outputs are those of queries, which belong to no places of the image."""
+        if self.config.head != "dense":
+            raise VitrailError(f"{purpose} needs a heat map, and the model has queries; train one with task.head=dense")
+
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: their numbers of objects differ, and they are read when they are compared."""
         return torch.from_numpy(indices)
