@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import vitrail
 from tests.exporters.small import random_images
-from tests.small_detector import CLASS_NAMES, small_detector
+from tests.finding_detector import CLASS_NAMES, small_detector
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import DatasetSplits

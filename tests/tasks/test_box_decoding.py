@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from tests.small_detector import small_detector
+from tests.finding_detector import small_detector
 from vitrail.tasks.box_decoding import decode_boxes, find_peaks
 from vitrail.tasks.detection import DetectionTask
 from vitrail.tasks.registry import model_task
