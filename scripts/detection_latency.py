@@ -56,10 +56,7 @@ def main(classes: int) -> None:
     _print_ratios("one image, processor time", _best(predictions, time.process_time, LATENCY_ROUNDS))
     for model in models.values():
         model.train()
-    if STEP_ROUNDS:
-        _print_ratios(
-            "training step, processor time", _best({name: step(name) for name in tasks}, time.process_time, STEP_ROUNDS)
-        )
+    _print_ratios("training step, processor time", _best({name: step(name) for name in tasks}, time.process_time, STEP_ROUNDS))
     torch.set_num_threads(threads)
 
 
