@@ -29,6 +29,8 @@ PUBLISHED_KINDS: dict[str, dict[str, Any]] = {
     "keys without a bias": {"key_bias": False, "patch_norm": "both"},
     "pool all tokens": {"pool": "map", "pool_prefix": True, "pool_heads": 2, "pool_mlp": 11, "class_token": True},
     "class token and register": {"pool": "cls+register", "registers": 2},
+    "windows, which need padding": {"window": 2, "global_blocks": (2,), "registers": 1},
+    "windows, relative axes": {"window": 2, "global_blocks": (2,), "relative_axes": True, "pool": "gap"},
 }
 
 

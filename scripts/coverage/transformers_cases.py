@@ -64,9 +64,12 @@ def backbone(model: Any, images: Tensor) -> Tensor:
 
 
 def yolos(model: Any, images: Tensor) -> Tensor:
-    """Return the tokens with the detection tokens before the patches, where registers are."""
-    tokens = model.vit(images).last_hidden_state
-    return torch.cat([tokens[:, :1], tokens[:, -DETECTION_TOKENS:], tokens[:, 1:-DETECTION_TOKENS]], dim=1)
+    """Return the logits of every detection token and its box in pixels, a row for each."""
+    output = model(images)
+    centres, sides = output.pred_boxes.split(2, dim=-1)
+    edges = torch.cat([centres - sides / 2, centres + sides / 2], dim=-1)
+    pixels = edges * torch.tensor([images.shape[3], images.shape[2]]).repeat(2)
+    return torch.cat([output.logits, pixels], dim=-1).mT[..., None]
 
 
 def naflex(model: Any, images: Tensor) -> Tensor:
@@ -229,6 +232,19 @@ CASES: dict[str, Case] = {
         "TimmWrapperForImageClassification",
         "TimmWrapperConfig",
         {"architecture": "vit_tiny_patch16_224", "num_labels": 7, "model_args": TIMM_ARGS},
+    ),
+    "VitDetModel": Case(
+        "VitDetModel",
+        "VitDetConfig",
+        {
+            **SMALL,
+            "mlp_ratio": 2,
+            "pretrain_image_size": 32,
+            "use_relative_position_embeddings": True,
+            "window_size": 4,
+            "window_block_indices": [0],
+        },
+        lambda model, images: model(images).last_hidden_state.flatten(2).mT,
     ),
     "SamVisionModel": Case("SamVisionModel", "SamVisionConfig", {**SMALL, "global_attn_indexes": [1], "window_size": 3}),
     "SwinForImageClassification": Case(

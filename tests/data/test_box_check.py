@@ -11,7 +11,7 @@ from tests.data.box_images import HEIGHT, NAMES, WIDTH, BoxedFiles, some_objects
 from vitrail import open_dataset
 from vitrail.cli.data_check_output import print_report, report_json
 from vitrail.cli.main import run
-from vitrail.data import box_index
+from vitrail.data import box_index, box_summary
 from vitrail.data.box_index import index_boxes
 from vitrail.data.box_summary import BoxSummary
 from vitrail.data.dataset_check import check_dataset, drop_unusable
@@ -75,6 +75,28 @@ def test_boxes_that_are_nearly_equal_are_one_object(shift: float, is_repeated: b
         assert repeated[0].location == str(tmp_path / "a/0.jpg")
         assert repeated[0].label == NAMES[2]
         assert repeated[0].reason == f"has {NAMES[2]} twice, from {10 + shift:g}, 5 to {30 + shift:g}, 25"
+
+
+def test_repeated_boxes_are_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In images of different numbers of boxes, some images at a time: those that a comparison of all pairs finds."""
+    monkeypatch.setattr(box_summary, "MAX_PAIRS", 40)
+    generator = np.random.default_rng(0)
+    images = []
+    for count in (0, 1, 2, 5, 5, 2, 7, 5):
+        corners = generator.integers(0, 2, (count, 2)) * 10.0
+        images.append(build_objects(np.concatenate([corners, corners + 10], axis=1), generator.integers(0, 2, count)))
+    data = as_splits(write_boxed(tmp_path / "a", images), write_boxed(tmp_path / "b", images[:1]))
+    expected = [
+        (f"{tmp_path}/a/{image}.jpg", tuple(box))
+        for image, objects in enumerate(images)
+        for later, box in enumerate(objects.boxes.tolist())
+        if any(
+            (objects.boxes[later] == objects.boxes[earlier]).all() and objects.labels[later] == objects.labels[earlier]
+            for earlier in range(later)
+        )
+    ]
+    assert len(expected) >= 3
+    assert [(each.location, each.box) for each in check(data).repeated] == expected
 
 
 def test_a_box_in_a_crowd_is_not_repeated(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Models of published kinds: attention by hand from the weights, as the model records it, and as ``explain`` returns it."""
 
-from math import pi
+from math import ceil, pi
 from typing import Any
 
 import pytest
@@ -21,9 +21,14 @@ from vitrail.explain.module_trace import trace_modules
 from vitrail.explain.rollout import rollout
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
 from vitrail.layers.tap import record_activations
-from vitrail.models.config import RelativeBiasConfig, RotaryConfig
+from vitrail.models.config import RelativeBiasConfig, RotaryConfig, ViTConfig
 from vitrail.models.vit import ViT
 
+any_patches = pytest.mark.parametrize(
+    "changes",
+    [changes for changes in PUBLISHED_KINDS.values() if "window" not in changes],
+    ids=[name for name in PUBLISHED_KINDS if "windows" not in name],
+)
 every_kind = pytest.mark.parametrize("changes", PUBLISHED_KINDS.values(), ids=PUBLISHED_KINDS.keys())
 
 
@@ -38,15 +43,44 @@ def attention_by_hand(model: ViT, images: Tensor, layer: int) -> Tensor:
     d, width = c.width, c.width // c.heads
     bias = qkv.bias if c.key_bias else torch.cat([qkv.bias[:d], torch.zeros(d), qkv.bias[d:]])
     q, k, _ = (inputs[0] @ qkv.weight.T + bias).split(d, dim=-1)
-    scores = torch.zeros(images.shape[0], c.heads, c.tokens, c.tokens)
+    places = places_with_padding(c, layer)
+    k = torch.cat([k, bias[d : 2 * d].expand(len(images), len(places) - c.tokens, -1)], dim=1)  # of zeros, the bias is left
+    scores = torch.full((images.shape[0], c.heads, c.tokens, len(places)), -torch.inf)
     for head in range(c.heads):
         own = slice(head * width, (head + 1) * width)
         for token in range(c.tokens):
-            for other in range(c.tokens):
-                query, key = (turn_by_hand(model, x[:, at, own], layer, head, at) for x, at in ((q, token), (k, other)))
+            for other in range(len(places)):
+                if not sees_by_hand(c, layer, token, other, places):
+                    continue
+                query = turn_by_hand(model, q[:, token, own], layer, head, token)
+                key = k[:, other, own] if other >= c.tokens else turn_by_hand(model, k[:, other, own], layer, head, other)
                 scores[:, head, token, other] = (query * key).sum(-1) / width**0.5
                 scores[:, head, token, other] += bias_by_hand(model, layer, head, token, other)
-    return scores.softmax(dim=-1).detach()
+                if c.relative_axes and min(token, other) >= c.prefix_tokens:
+                    axes: Any = model.blocks[layer].attention.relative  # type: ignore[union-attr]
+                    y, x = (first - second for first, second in zip(places[token], places[other], strict=True))
+                    rows, columns = (axes.rows, axes.columns)
+                    embedding = rows[y + len(rows) // 2] + columns[x + len(columns) // 2]
+                    scores[:, head, token, other] += (query * embedding).sum(-1)
+    return scores.softmax(dim=-1)[..., : c.tokens].detach()
+
+
+def places_with_padding(c: ViTConfig, layer: int) -> list[tuple[int, int]]:
+    """Return the place of every token, that of prefix tokens is of no account, and then those of the padding of windows."""
+    side, (rows, columns) = c.windows[layer] or 1, c.grid
+    padded = [(y, x) for y in range(ceil(rows / side) * side) for x in range(ceil(columns / side) * side)]
+    patches = [(y, x) for y, x in padded if y < rows and x < columns]
+    return [(0, 0)] * c.prefix_tokens + patches + [place for place in padded if place not in patches]
+
+
+def sees_by_hand(c: ViTConfig, layer: int, token: int, other: int, places: list[tuple[int, int]]) -> bool:
+    """Return whether a token attends to another: patches to those in their window, prefix tokens to all but padding."""
+    side = c.windows[layer]
+    if side is None or other < c.prefix_tokens:
+        return True
+    if token < c.prefix_tokens:
+        return other < c.tokens
+    return all(first // side == second // side for first, second in zip(places[token], places[other], strict=True))
 
 
 def turn_by_hand(model: ViT, x: Tensor, layer: int, head: int, token: int) -> Tensor:
@@ -138,7 +172,7 @@ def test_statistics_and_the_lens_are_those_of_the_weights(changes: dict[str, Any
     model, images = small_vit(**changes), torch.randn(2, 3, 12, 15)
     weights = attention(model, images)
     assert_close(rollout(model, images).sum(-1), torch.ones(2, model.config.tokens))
-    entropy = -(weights * weights.log()).sum(-1).mean(dim=(1, 3))
+    entropy = -torch.special.xlogy(weights, weights).sum(-1).mean(dim=(1, 3))
     assert_close(head_statistics(model, [images]).entropy, entropy, rtol=1e-4, atol=1e-5)
     assert token_norms(model, images).isfinite().all()
     with torch.no_grad():
@@ -179,7 +213,7 @@ class HiddenKeys(nn.Module):
         return self.mask if self.bias is None else self.mask + self.bias(grid, patch_indices)
 
 
-@every_kind
+@any_patches
 def test_a_dropped_patch_is_one_that_no_token_attends_to(changes: dict[str, Any]) -> None:
     model, images, dropped = small_vit(**changes), torch.randn(2, 3, 12, 15), [1, 4]
     logits, tokens = ablate(model, images, dropped, mode="drop"), model.config.tokens
@@ -190,6 +224,12 @@ def test_a_dropped_patch_is_one_that_no_token_attends_to(changes: dict[str, Any]
         encoded = model.encode(model.embed_patches(images), model.grid(images))
         kept = encoded[:, [token for token in range(tokens) if token not in hidden]]
         assert_close(logits, model.head(model.pooled_norm(model.pool(kept))), rtol=1e-4, atol=1e-5)
+
+
+def test_windows_need_every_patch() -> None:
+    model = small_vit(**PUBLISHED_KINDS["windows, which need padding"])
+    with pytest.raises(VitrailError, match="windows and relative positions along the axes need all patches of the grid"):
+        ablate(model, torch.randn(2, 3, 12, 15), [1], mode="drop")
 
 
 @every_kind

@@ -98,8 +98,9 @@ def test_any_image_size_is_accepted(name: str, tmp_path: Path) -> None:
             assert_allclose(predictor.outputs(images), reference.outputs(images), rtol=0, atol=1e-5)
 
 
-def test_a_table_of_offsets_has_one_image_size(tmp_path: Path) -> None:
-    model = exportable_vit(relative_bias=RelativeBiasConfig())
+@pytest.mark.parametrize("changes", [{"relative_bias": RelativeBiasConfig()}, {"window": 2}, {"relative_axes": True}], ids=str)
+def test_tables_of_offsets_and_windows_have_one_image_size(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = exportable_vit(**changes)
     with pytest.raises(VitrailError, match="the image size cannot be dynamic; leave --dynamic out"):
         write_program(model, tmp_path / "x.pt2", dynamic=True)
 

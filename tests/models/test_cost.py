@@ -110,8 +110,33 @@ CHANGES: list[dict[str, Any]] = [
     {"pool": "cls+register", "registers": 2},
     {"pool": "cls+register", "registers": 1, "classes": 0},
 ]
+# On 4 x 4 patches, which windows of 2 divide and others need padding for; on 5 x 4, only below; on 4 x 7, only on the right
+WINDOWED: list[dict[str, Any]] = [
+    {"window": 2},
+    {"window": 3},
+    {"window": 4, "global_blocks": ()},
+    {"window": 2, "pool": "gap", "image": (30, 20)},
+    {"window": 2, "pool": "gap", "image": (30, 20), "attention_norm": True, "qk_norm": True, "relative_axes": True},
+    {"window": 2, "image": (24, 35)},
+    {"window": 3, "registers": 2, "global_blocks": ()},
+    {"window": 3, "pool": "gap", "relative_axes": True},
+    {"window": 2, "registers": 2, "relative_axes": True},
+    {"window": 3, "relative_axes": True, "qk_norm": True, "position": "rotary", "attention_dropout": 0.1},
+    {"window": 3, "qk_norm": True, "norm_kind": "rms", "pool": "gap"},
+    {"window": 2, "attention_dropout": 0.1},
+    {"window": 3, "position": "rotary", "qkv_bias": False},
+    {"window": 2, "position": "none", "rotary": RotaryConfig(mixed=True), "qk_norm": True},
+    {"window": 2, "position": "none", "rotary": RotaryConfig(mixed=True), "pool": "gap"},
+    {"relative_axes": True},
+    {"relative_axes": True, "pool": "gap", "qk_norm": True},
+    {"relative_axes": True, "attention_dropout": 0.1, "position": "rotary"},
+]
 SMALL: list[ModelConfig] = [
     *(small_config(depth=3, **changes) for changes in CHANGES),
+    *(
+        small_config(**{"depth": 3, "image": (24, 20), "global_blocks": (2,) * ("window" in changes) or None, **changes})
+        for changes in WINDOWED
+    ),
     small_config(patch=(1, 1), stem=StemConfig(stages=(1, 2), width=32), image=(64, 48)),
     small_config(patch=(4, 2), stem=StemConfig(), image=(64, 48)),
     small_config(patch=(1, 1), stem=StemConfig(stages=(1, 1), width=32), image=(64, 48), patch_norm="both"),

@@ -191,6 +191,7 @@ def test_the_decoder_is_all_that_is_not_the_encoder() -> None:
         ({"method": "simmim", "mask_unit": 3}, {}, "try masking.mask_unit=2"),
         ({"method": "masked-patch", "mask_ratio": 0.01}, {}, "masks 0 of 24"),
         ({"method": "mae"}, {"position": "relative"}, "try model.position=rotary"),
+        ({"method": "mae"}, {"window": 2}, "try masking.method=simmim"),
         ({"method": "mae"}, {"classes": 5}, "try model.classes=0"),
         ({"method": "mae"}, {"pool": "map"}, "try model.pool=gap"),
         ({"method": "simmim"}, {"pool": "gap", "final_norm": "pooled"}, "try model.final_norm=tokens"),

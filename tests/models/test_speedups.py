@@ -226,6 +226,9 @@ def test_invalid_values_are_rejected(switches: dict[str, Any], sentence: str) ->
 def test_models_without_tokens_to_merge_are_rejected() -> None:
     with pytest.raises(VitrailError, match=r"relative positions count .* position='rotary'"):
         speed_up(larger_vit(position="relative"), merge_tokens=2)
+    for changes in ({"window": 2}, {"relative_axes": True}):
+        with pytest.raises(VitrailError, match="windows and relative positions along the axes need all patches"):
+            speed_up(larger_vit(**changes), drop_patches=0.5)
     with pytest.raises(VitrailError, match="a ResNet has no tokens to merge"):
         speed_up(build("R50x1", stages=(1,), image=32, classes=3), drop_patches=0.5)
     with pytest.raises(VitrailError, match="the model has a decoder, which needs all patches"):

@@ -7,7 +7,7 @@ from tests.reference_numbers import MACS, PARAMETERS
 from tests.small_models import small_config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig, StemConfig, ViTConfig
+from vitrail.models.config import RelativeBiasConfig, ResNetConfig, StemConfig, ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import RESNETS, SIZES, variant, variant_names
 
@@ -82,6 +82,12 @@ REJECTED = [
     ("R50x1", {"norm_eps": -1.0}, "norm_eps must be above 0, got -1.0; try norm_eps=1e-6"),
     ("B/16", {"norm": "post", "final_norm": "pooled"}, "try final_norm='tokens'"),
     ("B/16", {"position_grid": 7}, "try position_grid=none"),
+    ("B/16", {"window": 0}, "window must be at least 1, got 0; try window=1"),
+    ("B/16", {"global_blocks": (3,)}, "got global_blocks=(3,) and no window; try window=14"),
+    ("B/16", {"window": 7, "global_blocks": (3, 13)}, "global_blocks must be from 1 to 12, got 13; try global_blocks=12"),
+    ("B/16", {"window": 7, "position": "relative"}, "window does not go with position='relative'"),
+    ("B/16", {"relative_axes": True, "relative_bias": RelativeBiasConfig()}, "relative_axes does not go with relative_bias"),
+    ("B/16", {"table_grid": 7, "position": "rotary"}, "table_grid goes with position='learned1d', got position='rotary'"),
     ("B/16", {"depth": 0}, "depth must be at least 1, got 0; try depth=1"),
     ("B/16", {"classes": -1}, "classes must be at least 0, got -1; try classes=0"),
     ("B/16", {"norm_eps": 0.0}, "norm_eps must be above 0"),
@@ -119,6 +125,15 @@ def test_values_are_stored_in_their_declared_type() -> None:
 )
 def test_the_advised_value_works(advice: dict[str, object]) -> None:
     variant("B/16", **advice)
+
+
+def test_the_last_block_of_each_quarter_is_global_unless_others_are_named() -> None:
+    for depth, expected in ((12, [3, 6, 9, 12]), (24, [6, 12, 18, 24]), (6, [2, 3, 5, 6]), (3, [1, 2, 3]), (1, [1])):
+        windows = small_config(depth=depth, window=7).windows
+        assert [block for block, window in enumerate(windows, 1) if window is None] == expected
+    assert small_config(window=7, global_blocks=(2,)).windows == (7, None, 7, 7)
+    assert small_config(window=7, global_blocks=()).windows == (7,) * 4
+    assert small_config().windows == (None,) * 4
 
 
 def test_stride_and_channels_of_a_stem() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from vitrail.data.loader import build_eval_loader, build_train_loader
-from vitrail.data.sources.dataset import ArrayDataset, Subset, with_mask_targets
-from vitrail.data.sources.panes.dataset import PANES_CLASSES, PANES_MASK_CLASSES, PanesDataset
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, Subset, with_box_targets, with_mask_targets
+from vitrail.data.sources.panes.dataset import PANES_CLASSES, PanesDataset
 from vitrail.models.build import build
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.vit import ViT
@@ -26,6 +26,7 @@ SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
 STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
 MASK_RECIPES = {"segment": 0.65, "segment-small": 0.75, "segment-demo": 0.75}  # mean IoU; the first is for pretrained weights
+BOX_RECIPES = {"detect": 0.6, "detect-small": 0.6, "detect-demo": 0.6}  # AP50
 LONG = ("textbook", "augreg", "plain", "paper-imagenet21k", "resnet", *SSL_METHODS)  # take most of the steps, or are large
 
 
@@ -80,7 +81,7 @@ def is_learned(scores: dict[str, float]) -> bool:
     return scores["top1"] == 1 and scores["loss"] < math.log(8) / 2  # a uniform prediction has loss log 8
 
 
-@pytest.mark.parametrize("name", marked(name for name in RECIPES if name not in (*SSL_METHODS, *MASK_RECIPES)))
+@pytest.mark.parametrize("name", marked(name for name in RECIPES if name not in (*SSL_METHODS, *MASK_RECIPES, *BOX_RECIPES)))
 def test_every_recipe_overfits_eight_images(name: str) -> None:
     settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
     assert settings.batch_size == BATCH
@@ -112,20 +113,31 @@ def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: s
 
 @pytest.mark.parametrize(("name", "enough"), MASK_RECIPES.items())
 def test_every_recipe_for_masks_overfits_eight_images(name: str, enough: float) -> None:
-    context = RecipeContext(
-        "eight", num_images=10 * BATCH, classes=0, native_size=None, channels=3, class_names=PANES_MASK_CLASSES
-    )
-    settings = replace(shrunk(get_recipe(name, context)), batch_size=BATCH)
     images = with_mask_targets(Subset(PanesDataset(5, 8, SIZE), np.arange(8), np.full(8, -1), ()), "panes")
+    check_overfits(name, images, "miou", enough)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "enough"), BOX_RECIPES.items())
+def test_every_recipe_for_boxes_overfits_eight_images(name: str, enough: float) -> None:
+    images = with_box_targets(Subset(PanesDataset(5, 8, SIZE), np.arange(8), np.full(8, -1), ()), "panes")
+    check_overfits(name, images, "ap50", enough)
+
+
+def check_overfits(name: str, images: Dataset, metric: str, enough: float) -> None:
+    """Train until the metric on the clean images is high enough."""
+    names = images.class_names
+    context = RecipeContext("eight", num_images=10 * BATCH, classes=0, native_size=None, channels=3, class_names=names)
+    settings = replace(shrunk(get_recipe(name, context)), batch_size=BATCH)
     torch.manual_seed(settings.seed)
-    task = build_task(settings.task, settings.model, settings.preprocess, PANES_MASK_CLASSES)
+    task = build_task(settings.task, settings.model, settings.preprocess, names)
     state = create_state(task.build_model(build(settings.model)).train(), settings)
-    loader, scores = build_train_loader(images, settings.preprocess, BATCH, settings.augment, settings.seed), {"miou": 0.0}
+    loader, scores = build_train_loader(images, settings.preprocess, BATCH, settings.augment, settings.seed), {metric: 0.0}
     for batch in loader.batches(workers=0):
         train_step(state, task, batch, settings)
         if state.step % EVAL_EVERY == 0:
             scores = task.evaluate(state.eval_model, build_eval_loader(images, settings.preprocess, 8), workers=0)
-            if scores["miou"] > enough or state.step == settings.steps:
+            if scores[metric] > enough or state.step == settings.steps:
                 break
-    assert scores["miou"] > enough, f"after {state.step} steps: {scores['miou']:.1%}"
+    assert scores[metric] > enough, f"after {state.step} steps: {scores[metric]:.1%}"
     assert state.skipped_steps == 0

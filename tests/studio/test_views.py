@@ -34,6 +34,10 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
             with pytest.raises(VitrailError, match="drops the patch of"):
                 attention_pair(model, images, layer, head, query, key)
             continue
+        if weights[layer, head, query, key] == 0:
+            with pytest.raises(VitrailError, match=f"key {key} is outside of the window of query {query} in layer {layer}"):
+                attention_pair(model, images, layer, head, query, key)
+            continue
         result = attention_pair(model, images, layer, head, query, key)
         assert result["weight"] == pytest.approx(weights[layer, head, query, key].item(), abs=1e-6)
         assert result["weight"] == pytest.approx(np.exp(result["score"] - result["max_score"]) / result["exp_sum"])
@@ -41,7 +45,9 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
         assert result["score"] == pytest.approx(scaled + result["bias"])
         assert result["product"] == pytest.approx(np.dot(result["q"], result["k"]))
         assert (result["position_offset"] != 0) == (model.config.position == "relative")
-        assert (result["bias"] != 0) == (model.config.relative_bias is not None)
+        prefix, relative = model.config.prefix_tokens, model.config.relative_bias
+        has_axes = model.config.relative_axes and min(query, key) >= prefix
+        assert (result["bias"] != 0) == (relative is not None or has_axes)
         assert len(result["q"]) == len(result["k"]) == model.config.width // heads
         json.dumps(result, allow_nan=False)
     assert count == model.config.tokens

@@ -63,8 +63,9 @@ def test_the_score_of_a_class_is_the_sum_over_the_queries_that_predict_it() -> N
         {"position": "rotary", "registers": 2},
         {"relative_bias": RelativeBiasConfig()},
         {"position_at": "every-layer", "embed_norm": True},
+        {"window": 2, "global_blocks": (), "relative_axes": True},
     ],
-    ids=["plain", "rotary", "bias of offsets", "tables in every layer"],
+    ids=["plain", "rotary", "bias of offsets", "tables in every layer", "windows"],
 )
 def test_with_all_queries_free_the_last_prediction_is_that_of_the_plain_model(changes: dict[str, Any]) -> None:
     model = small_eomt(**changes)
@@ -87,7 +88,11 @@ def test_the_order_of_the_queries_is_that_of_their_predictions_only() -> None:
         assert_close(model(images), scores, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"relative_bias": RelativeBiasConfig()}], ids=["plain", "bias of offsets"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"relative_bias": RelativeBiasConfig()}, {"window": 2, "global_blocks": (), "relative_axes": True}],
+    ids=["plain", "bias of offsets", "windows"],
+)
 def test_a_masked_query_attends_to_the_patches_in_its_mask_only(changes: dict[str, Any]) -> None:
     model = small_eomt(**changes)
     unmasked = torch.zeros(2, 2, 6, dtype=torch.bool)
@@ -103,7 +108,7 @@ def test_a_masked_query_attends_to_the_patches_in_its_mask_only(changes: dict[st
         seen = weights[:, :, tokens:, prefix:tokens] > 0
         assert (seen == inside[:, None]).all()
         assert not inside.all()
-        assert (weights[:, :, :tokens] > 0).all()  # patches attend to all queries
+        assert (weights[:, :, :tokens, tokens:] > 0).all()  # patches attend to all queries
         assert (weights[:, :, tokens:, :prefix] > 0).all()
 
 

@@ -54,6 +54,29 @@ def test_a_resized_model_is_the_flexible_one_at_that_size(position: str, rule: A
     assert_close(reloaded(images), larger(images), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("table_grid", [None, (3, 2)])
+def test_resized_relative_axes_are_those_of_the_flexible_model_and_a_table_of_its_own_grid_stays(
+    table_grid: Any, tmp_path: Path
+) -> None:
+    changes = {"window": 2, "global_blocks": (2,), "relative_axes": True, "position_resize": "huggingface"}
+    model = small_vit(**changes, flexible=True, table_grid=table_grid)
+    larger = save_and_load(tmp_path, model, image=(24, 20))
+    images = torch.randn(2, 3, 24, 20)
+    assert_close(larger(images), model(images), rtol=0, atol=1e-5)
+    axes = tuple(
+        f"blocks.1.attention.relative.{line}"
+        for line in ("rows: 3 offsets to 7, linearly", "columns: 5 offsets to 7, linearly")
+    )
+    assert larger.load_report.resized[:2] == axes
+    assert len(larger.load_report.resized) == (3 if table_grid is None else 2)
+
+
+def test_a_table_of_another_grid_is_written_at_that_of_the_model(tmp_path: Path) -> None:
+    model = small_vit(table_grid=(3, 2))
+    written = load(save(model, tmp_path / "x.npz", format="official"))
+    assert_close(written(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+
+
 def test_resizing_a_fixed_table_there_and_back_restores_it(tmp_path: Path) -> None:
     model = small_vit(position="sincos2d")
     larger = save_and_load(tmp_path, model, image=(24, 20))

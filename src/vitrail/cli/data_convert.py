@@ -42,7 +42,7 @@ def convert(
     notes = [*dataset.notes, *report.notes]
     if json:
         print_json({
-            "path": str(out), "to": to, "classes": dataset.class_names, "counts": report.counts, "boxes": report.boxes,
+            "path": report.path, "to": to, "classes": dataset.class_names, "counts": report.counts, "boxes": report.boxes,
             "skipped": report.skipped, "resumed": report.resumed_images, "notes": notes,
         })  # fmt: skip
         return
@@ -53,4 +53,4 @@ def convert(
     parts = ", ".join(f"{count:,} {split} with {report.boxes[split]:,} boxes" for split, count in report.counts.items())
     skipped = f"; {len(report.skipped):,} skipped" if report.skipped else ""
     resumed = f"; {report.resumed_images:,} kept from an interrupted attempt" if report.resumed_images else ""
-    typer.echo(f"wrote {parts}{skipped}{resumed}: {out}")
+    typer.echo(f"wrote {parts}{skipped}{resumed}: {report.path}")

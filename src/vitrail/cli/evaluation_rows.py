@@ -87,7 +87,7 @@ def _print_detected_classes(details: Mapping[str, Any]) -> None:
             *scores,
         )  # fmt: skip
     _print_filled(table)
-    table = make_table("object", "detected as", "#count", title="Most frequent errors, at the thresholds of the largest F1")
+    table = make_table("object", "detected as", "#count", title="Most frequent errors")
     for pair in details["confused"][:MAX_PRINTED_ROWS]:
         add_row(table, printable(pair["label"]), printable(pair["predicted"]), f"{pair['count']:,}")
     _print_filled(table)

@@ -246,16 +246,18 @@ class TrainTransform:
         self, objects: Objects, draw_crop: Callable[[ImageSize], Box], size: ImageSize, flip: bool
     ) -> Float[ndarray, "k 6"]:
         """Crop, resize and flip the objects of an image as the image; what is no longer visible of a box is cut off."""
-        policy, input_size, boxes = self.policy, self.preprocess.image_size, objects.boxes
-        if policy.crop in ("random-resized", "scale-jitter"):
+        policy, input_size = self.policy, self.preprocess.image_size
+        boxes = clip_boxes(objects.boxes, size)
+        if self._crops_image:
             crop = self._source_window(draw_crop(size), size)
             if flip and self._draws_letterbox:  # an image is flipped within its box
                 boxes, flip = move_boxes(boxes, (0, 0, *size), size, flip=True), False
         else:
             boxes, crop = boxes_to_input(boxes, size, self.preprocess), draw_crop(input_size)
-        moved = move_boxes(boxes, crop, input_size, flip)
-        visible = clip_boxes(moved, input_size)
-        fraction = box_areas(visible) / np.maximum(box_areas(moved), 1e-9)
+        areas = box_areas(move_boxes(boxes, crop, input_size))
+        boxes = boxes if self._crops_image else clip_boxes(boxes, input_size)  # what evaluation would not show is not moved in
+        visible = clip_boxes(move_boxes(boxes, crop, input_size, flip), input_size)
+        fraction = box_areas(visible) / np.maximum(areas, 1e-9)
         rows = np.column_stack([visible, objects.labels, objects.crowd | (fraction < policy.min_visible)])
         return rows[fraction > 0].astype(np.float32)
 
@@ -311,7 +313,7 @@ class TrainTransform:
     ) -> Int16[ndarray, "height width"]:
         """Crop, resize and flip a mask as its image."""
         size = self.preprocess.image_size
-        if self.policy.crop in ("random-resized", "scale-jitter"):
+        if self._crops_image:
             box = self._source_window(draw_crop((mask.shape[0], mask.shape[1])), (mask.shape[0], mask.shape[1]))
             if flip and self._draws_letterbox:  # an image is flipped within its box
                 return crop_mask(mask[:, ::-1], box, size, False, IGNORED)
@@ -343,6 +345,11 @@ class TrainTransform:
                     for plane, mean in zip(planes, self.preprocess.mean, strict=True)
                 ]
         return torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
+
+    @property
+    def _crops_image(self) -> bool:
+        """Whether crops are drawn from the whole image, and not from the input of evaluation."""
+        return self.policy.crop in ("random-resized", "scale-jitter")
 
     @property
     def _draws_letterbox(self) -> bool:

@@ -44,6 +44,8 @@ class BoxFormat(ABC):
 
     name: ClassVar[str]
     lacks: ClassVar[tuple[str, ...]] = ()  # of what objects may have
+    lists_classes: ClassVar[bool] = True  # also those without a box
+    entry: ClassVar[str] = ""  # the file to open, if it is not the folder
 
     @abstractmethod
     def image_folder(self, split: str) -> str:
@@ -85,7 +87,12 @@ class BoxFormat(ABC):
 
     def class_notes(self, class_names: Sequence[str], has_box: Sequence[bool]) -> Iterator[str]:
         """Yield sentences on what is lost of the classes."""
-        return iter(())
+        if self.lists_classes:
+            return
+        if absent := [name for name, has in zip(class_names, has_box, strict=True) if not has]:
+            yield f"{self.name} has no list of classes, so those without a box are lost: {', '.join(absent[:MAX_NAMED])}"
+        if natural_sorted(class_names) != tuple(class_names):
+            yield f"{self.name} has no list of classes, so their order becomes that of their names"
 
 
 class CocoFormat(BoxFormat):
@@ -165,15 +172,10 @@ def yolo_lines(image: WrittenImage) -> Iterator[str]:
 class VocFormat(BoxFormat):
     name = "Pascal VOC"
     lacks = (OUTSIDE, AREAS, PIXELS)
+    lists_classes = False
 
     def image_folder(self, split: str) -> str:
         return "JPEGImages"
-
-    def class_notes(self, class_names: Sequence[str], has_box: Sequence[bool]) -> Iterator[str]:
-        if absent := [name for name, has in zip(class_names, has_box, strict=True) if not has]:
-            yield f"Pascal VOC has no list of classes, so those without a box are lost: {', '.join(absent[:MAX_NAMED])}"
-        if natural_sorted(class_names) != tuple(class_names):
-            yield "Pascal VOC has no list of classes, so their order becomes that of their names"
 
     def write(self, folder: Path, class_names: Sequence[str], images: Images) -> None:
         lists, annotations = folder / "ImageSets" / "Main", folder / "Annotations"
@@ -210,12 +212,14 @@ def _voc_annotation(image: WrittenImage, class_names: Sequence[str]) -> str:
 class CsvFormat(BoxFormat):
     name = "CSV"
     lacks = (AREAS,)
+    lists_classes = False
+    entry = "boxes.csv"
 
     def image_folder(self, split: str) -> str:
         return f"images/{SPLIT_FOLDERS[split]}"
 
     def write(self, folder: Path, class_names: Sequence[str], images: Images) -> None:
-        with open(folder / "boxes.csv", "w", encoding="utf-8", newline="") as file:
+        with open(folder / self.entry, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "split", "label", "left", "top", "right", "bottom", "crowd"))
             for split, of_split in images.items():

@@ -5,7 +5,6 @@ Objects are read as for training, so that whatever is wrong with them is found.
 """
 
 import hashlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from numpy import ndarray
 
 from vitrail.data import cache
 from vitrail.data.sources.dataset import Dataset, Progress
-from vitrail.data.sources.objects import NO_OBJECTS, Objects
+from vitrail.data.sources.objects import NO_OBJECTS, Objects, concat_objects
 from vitrail.data.sources.packed_strings import join_strings
 from vitrail.errors import VitrailError
 from vitrail.system import available_cores
@@ -99,11 +98,6 @@ def _read_one(dataset: Dataset, index: int) -> tuple[Objects, str]:
         return dataset.objects(index), ""
     except (OSError, VitrailError) as error:
         return NO_OBJECTS, str(error)
-
-
-def concat_objects(parts: Sequence[Objects]) -> Objects:
-    columns = zip(*(vars(part).values() for part in [NO_OBJECTS, *parts]), strict=True)
-    return Objects(*map(np.concatenate, columns))
 
 
 def _store(key: str, index: BoxIndex) -> None:

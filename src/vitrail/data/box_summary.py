@@ -6,17 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from vitrail.data.box_index import BoxIndex
 from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.objects import Objects
 
 SIZE_LIMITS = {"small": 32**2, "medium": 96**2, "large": np.inf}  # areas in pixels up to which COCO calls an object so
 INPUT_SIDE, PATCH = 224, 16  # pixels of the input of most pretrained models, and of their patches
 MIN_SIDE = PATCH / 4  # pixels of the input: a box with a shorter side is tiny against the patch
 SAME_IOU = 0.95  # above which two boxes of a class are one object that is labelled twice
 MAX_COMPARED = 2000  # boxes of an image that are compared with each other
+MAX_PAIRS = 2**21  # pairs of boxes that are compared at a time
 Box = tuple[float, float, float, float]
 
 
@@ -152,21 +154,32 @@ def _input_sides(index: BoxIndex, sizes: Int[ndarray, "n 2"]) -> Float[ndarray, 
 
 def _repeated(names: tuple[str, ...], dataset: Dataset, index: BoxIndex, split: str) -> Iterator[BoxFinding]:
     """Yield boxes that are nearly equal to an earlier one of their class in the image."""
-    for image in np.flatnonzero(index.counts > 1).tolist():
-        objects = index.of_image(image)
-        objects = objects[np.flatnonzero(~objects.crowd)[:MAX_COMPARED]]
-        for later in np.flatnonzero(_repeats_earlier(objects.boxes, objects.labels)).tolist():
-            name, box = names[objects.labels[later]], _as_box(objects.boxes[later])
-            reason = "has {} twice, from {:g}, {:g} to {:g}, {:g}".format(name, *box)
-            yield BoxFinding(dataset.describe(image), name, box, reason, split)
+    objects = index.objects
+    for place in sorted(place for of_count in _places_by_count(index) for place in _repeating_earlier(objects, of_count)):
+        name, box = names[objects.labels[place]], _as_box(objects.boxes[place])
+        reason = "has {} twice, from {:g}, {:g} to {:g}, {:g}".format(name, *box)
+        yield BoxFinding(dataset.describe(int(index.images[place])), name, box, reason, split)
 
 
-def _repeats_earlier(boxes: Float[ndarray, "k 4"], labels: Int[ndarray, " k"]) -> Bool[ndarray, " k"]:
-    corners = np.maximum(boxes[:, None, :2], boxes[None, :, :2]), np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
-    shared = np.prod(np.maximum(corners[1] - corners[0], 0), axis=2)
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    same = (shared > SAME_IOU * (areas[:, None] + areas - shared)) & (labels[:, None] == labels)
-    return np.tril(same, -1).any(axis=1)
+def _places_by_count(index: BoxIndex) -> Iterator[Int[ndarray, "n k"]]:
+    """Yield the objects of images that have equally many, some images at a time."""
+    for count in np.unique(index.counts[index.counts > 1]).tolist():
+        compared = min(count, MAX_COMPARED)
+        starts = index.starts[np.flatnonzero(index.counts == count)]
+        for chunk in np.array_split(starts, -(-len(starts) * compared**2 // MAX_PAIRS)):
+            yield chunk[:, None] + np.arange(compared)
+
+
+def _repeating_earlier(objects: Objects, places: Int[ndarray, "n k"]) -> list[int]:
+    boxes, labels, crowd = objects.boxes[places], objects.labels[places], objects.crowd[places]
+    low = np.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
+    high = np.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=3)
+    areas = np.prod(boxes[..., 2:] - boxes[..., :2], axis=2)
+    overlap = shared > SAME_IOU * (areas[:, :, None] + areas[:, None] - shared)
+    same = overlap & (labels[:, :, None] == labels[:, None]) & ~crowd[:, :, None] & ~crowd[:, None]
+    found: list[int] = places[np.tril(same, -1).any(axis=2)].tolist()
+    return found
 
 
 def _faults(dataset: Dataset, split: str) -> Iterator[tuple[BoxFinding, bool]]:

@@ -46,6 +46,7 @@ class ConvertReport:
     record_bytes: int = 0  # of the records of these images
     resumed_images: int = 0  # written before the job was resumed
     notes: list[str] = field(default_factory=list)
+    path: str = ""  # what to open
 
 
 def convert_boxes(
@@ -72,6 +73,7 @@ def convert_boxes(
         box_format.write(output.partial, first.class_names, written)
         output.finish()
         (output.out / RECORDS_FILE).unlink()
+    report.path = str(out / box_format.entry)
     report.notes = [box_format.note(what, count) for what, count in report.lost.items()]
     has_box = [label in report.labels for label in range(len(first.class_names))]
     report.notes += box_format.class_notes(first.class_names, has_box)

@@ -5,7 +5,8 @@ one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the origina
 class names, the provenance of the images and a SHA-256 of header and data. Several labels per image are in ``members``, the
 classes of one image after the other, and ``ends``, where those of each image end; numbers to predict in ``numbers`` (n m).
 Masks are in ``masks``: for each image a PNG of classes and one of objects (``stored_masks.py``), which may be empty, one after
-the other from ``mask_starts`` on.
+the other from ``mask_starts`` on. Boxes are in ``boxes`` (m 4: left, top, right, bottom in pixels), those of each image from
+``box_starts`` on, with ``box_labels``, ``box_crowd`` and ``box_areas``.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from vitrail.data.band_files import MAX_BANDS
 from vitrail.data.sources.content_keys import array_key, sampled_array_key
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.stored_boxes import BoxTable, with_stored_boxes
 from vitrail.data.sources.stored_masks import with_stored_masks
 from vitrail.errors import VitrailError
 
@@ -104,7 +106,7 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
         class_names = tuple(str(name) for name in json.loads(metadata["names"]))
         provenance = json.loads(metadata["provenance"])
         target_names = tuple(str(name) for name in json.loads(metadata.get("targets", "[]")))
-        masks = json.loads(metadata.get("masks", "null"))
+        masks, boxes = (json.loads(metadata.get(name, "null")) for name in ("masks", "boxes"))
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except VitrailError:
         raise
@@ -121,10 +123,9 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, D
         data = np.asarray(mapped)  # a plain array over the same memory: slicing a memmap is slow
         splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
         opened = {split: _open_split(data, header, split, class_names, f"{path} ({split})") for split in splits}
-        return {
-            split: _with_masks(_with_targets(dataset, data, header, split, target_names), data, header, split, masks)
-            for split, dataset in opened.items()
-        }, provenance
+        opened = {split: _with_targets(dataset, data, header, split, target_names) for split, dataset in opened.items()}
+        opened = {split: _with_masks(dataset, data, header, split, masks) for split, dataset in opened.items()}
+        return {split: _with_boxes(dataset, data, header, split, boxes) for split, dataset in opened.items()}, provenance
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise VitrailError(f"{path} is inconsistent ({error}); rebuild it") from None
 
@@ -193,6 +194,26 @@ def _with_masks(dataset: Dataset, data: ndarray, header: dict[str, Any], split: 
         raise ValueError(f"{split} has inconsistent masks")
     names = tuple(str(name) for name in masks["names"])
     return with_stored_masks(dataset, PackedMasks(buffer, starts), names, bool(masks["are_targets"]))
+
+
+def _with_boxes(dataset: Dataset, data: ndarray, header: dict[str, Any], split: str, boxes: dict[str, Any] | None) -> Dataset:
+    """Return the dataset with its boxes, if the pack has any."""
+    if boxes is None:
+        return dataset
+
+    def array(name: str) -> ndarray:
+        return _read_array(data, header, f"{split}.{name}")
+
+    starts, labels = array("box_starts").astype(np.int64), array("box_labels").astype(np.int64)
+    table = BoxTable(starts, array("boxes"), labels, array("box_crowd") > 0, array("box_areas"))
+    names, count = tuple(str(name) for name in boxes["names"]), len(labels)
+    if table.boxes.shape != (count, 4) or {table.crowd.shape, table.areas.shape, labels.shape} != {(count,)}:
+        raise ValueError(f"{split} has boxes of shape {table.boxes.shape} for {count} labels")
+    if len(starts) != len(dataset) + 1 or starts[0] != 0 or starts[-1] != count or (np.diff(starts) < 0).any():
+        raise ValueError(f"{split} has inconsistent boxes")
+    if count and not 0 <= labels.min() <= labels.max() < len(names):
+        raise ValueError(f"{split} has boxes without a class name")
+    return with_stored_boxes(dataset, table, names, bool(boxes["are_targets"]))
 
 
 def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: tuple[str, ...], origin: str) -> Dataset:

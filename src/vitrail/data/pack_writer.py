@@ -18,6 +18,8 @@ from vitrail.data.band_statistics import find_bands
 from vitrail.data.decode import decode, decode_bands, to_pil
 from vitrail.data.pack_reader import DTYPES, FORMAT, VERSION, pack_checksum
 from vitrail.data.sources.dataset import Dataset, Progress, select_images
+from vitrail.data.sources.objects import NO_OBJECTS, Objects
+from vitrail.data.sources.stored_boxes import BoxTable, resize_objects, upright_size
 from vitrail.data.sources.stored_masks import encode_masks
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
@@ -116,7 +118,11 @@ def _write(
     has_masks = all(dataset.mask_names for dataset in splits.values())
     if has_masks:
         metadata["masks"] = json.dumps({"names": first.mask_names, "are_targets": first.has_mask_targets})
-    header_bytes = len(json.dumps({"__metadata__": metadata})) + (1400 if has_masks else 800) * max(len(splits), 1) + 200
+    has_boxes = all(dataset.box_names for dataset in splits.values())
+    if has_boxes:
+        metadata["boxes"] = json.dumps({"names": first.box_names, "are_targets": first.has_box_targets})
+    header_bytes = len(json.dumps({"__metadata__": metadata})) + 200
+    header_bytes += (800 + 600 * has_masks + 600 * has_boxes) * max(len(splits), 1)
     header_bytes += -header_bytes % 4096
     file.write(bytes(8 + header_bytes))
     data = _PackData(file)
@@ -130,7 +136,7 @@ def _write(
             progress("packing", done, total)
 
     for split, dataset in splits.items():
-        encoder = _Encoder(dataset, bands, size, store, has_masks)
+        encoder = _Encoder(dataset, bands, size, store, has_masks, has_boxes)
         report.counts[split] = _write_split(data, report, split, encoder, workers, tick)
     report.sha256 = pack_checksum(data.digest.hexdigest(), metadata, data.entries)
     header = json.dumps({"__metadata__": {**metadata, "sha256": report.sha256}, **data.entries}).encode()
@@ -145,6 +151,7 @@ def _write_split(
     """Write the images of a split, then what belongs to them; return their number."""
     store, dtype = encoder.store, encoder.dtype
     packed, shapes, starts, begin = list[int](), list[tuple[int, ...]](), [0], data.end
+    boxes = list[Objects]()
     with _MaskSpool(report.path.parent) as masks:
         for index, item in encoder.encode_all(workers):
             tick()
@@ -154,6 +161,7 @@ def _write_split(
             content = item.image if isinstance(item.image, bytes) else np.ascontiguousarray(item.image).tobytes()
             data.write(content)
             masks.add(item)
+            boxes.append(item.boxes)
             starts.append(starts[-1] + len(content) // dtype.itemsize)
             packed.append(index)
             shapes.append(item.image.shape if isinstance(item.image, ndarray) else (0, 0, 0))
@@ -168,6 +176,11 @@ def _write_split(
             data.append_numbers(f"{split}.starts", starts, [len(starts)])
         if name == "bytes":
             data.append_numbers(f"{split}.shapes", shapes, [len(shapes), 3])
+        if encoder.has_boxes:
+            for column, array in _box_arrays(BoxTable.from_objects(boxes)).items():
+                data.append(
+                    f"{split}.{column}", array.tobytes(), "F64" if array.dtype.kind == "f" else "I64", list(array.shape)
+                )
         if encoder.has_masks:
             masks.append_to(data, split)
     return len(packed)
@@ -175,11 +188,12 @@ def _write_split(
 
 @dataclass(frozen=True)
 class _Encoded:
-    """An image as it will be stored, and the PNGs of its mask and of its objects."""
+    """An image as it will be stored, the PNGs of its mask and of its objects, and their boxes."""
 
     image: bytes | ndarray
     mask: bytes | None = None
     objects: bytes | None = None
+    boxes: Objects = NO_OBJECTS
 
 
 class _MaskSpool:
@@ -220,6 +234,12 @@ def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
     return arrays
 
 
+def _box_arrays(table: BoxTable) -> dict[str, ndarray]:
+    """Return the arrays of boxes: ``boxes`` (m 4), ``box_starts`` of the images, and what each box has."""
+    return {name if name == "boxes" else f"box_{name}": array.astype("<f8" if array.dtype.kind == "f" else "<i8")
+            for name, array in vars(table).items()}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Encoder:
     """How the images of a split are stored."""
@@ -229,6 +249,7 @@ class _Encoder:
     size: int | tuple[int, int] | None
     store: str
     has_masks: bool
+    has_boxes: bool
 
     @property
     def dtype(self) -> Any:
@@ -247,11 +268,14 @@ class _Encoder:
             return index, f"{self.dataset.describe(index)} {str(error).removeprefix('the image ')}"
 
     def _encode(self, index: int) -> _Encoded:
-        image = _encode_image(self.dataset.read(index), self.bands, self.size, self.store)
-        if not self.has_masks:
-            return _Encoded(image)
+        content = self.dataset.read(index)
+        image, crops = _encode_image(content, self.bands, self.size, self.store), isinstance(self.size, tuple)
         size = None if isinstance(image, bytes) else (image.shape[0], image.shape[1])
-        return _Encoded(image, *encode_masks(self.dataset, index, size, crops=isinstance(self.size, tuple)))
+        mask, objects = encode_masks(self.dataset, index, size, crops) if self.has_masks else (None, None)
+        boxes = self.dataset.objects(index) if self.has_boxes else NO_OBJECTS
+        if size is not None and self.size is not None:
+            boxes = resize_objects(boxes, upright_size(content), size, crops)
+        return _Encoded(image, mask, objects, boxes)
 
 
 def _encode_image(

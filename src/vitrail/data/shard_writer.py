@@ -3,9 +3,10 @@
 A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG, bands .npy) and ``KEY.cls``,
 its class index, or ``KEY.json`` with ``labels``, the class indices of an image that may have several, or ``targets``, numbers
 to predict by name; the key is its index in the split. Masks are ``KEY.mask.png`` and ``KEY.objects.png`` (``stored_masks.py``),
-with the names of their classes in ``mask_classes.txt``. Images are shuffled, so that every shard mixes the classes. The same
-images, size and seed give the same bytes. The folder appears whole, and an interrupted job is resumed
-(``resumable_folder.py``).
+with the names of their classes in ``mask_classes.txt``, boxes ``KEY.boxes.json`` (``stored_boxes.py``), with those in
+``box_classes.txt``; images without labels have only those that are their targets. Images are shuffled, so that every shard
+mixes the classes. The same images, size and seed give the same bytes. The folder appears whole, and an interrupted job is
+resumed (``resumable_folder.py``).
 """
 
 import json
@@ -23,9 +24,10 @@ from vitrail.augment.counter_rng import permutation
 from vitrail.data.image_file import encode_image_file, explain_unusable
 from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
+from vitrail.data.sources.stored_boxes import encode_objects
 from vitrail.data.sources.stored_masks import encode_masks
-from vitrail.data.sources.tar_index import MASK_EXTENSION, OBJECTS_EXTENSION, TAR_BLOCK
-from vitrail.data.sources.tar_shards import CLASS_FILES, MASK_CLASS_FILE, MAX_CLASSES, parse_class_names
+from vitrail.data.sources.tar_index import BOXES_EXTENSION, MASK_EXTENSION, OBJECTS_EXTENSION, TAR_BLOCK
+from vitrail.data.sources.tar_shards import BOX_CLASS_FILE, CLASS_FILES, MASK_CLASS_FILE, MAX_CLASSES, parse_class_names
 from vitrail.errors import VitrailError
 from vitrail.io import fsync_path
 from vitrail.system import available_cores
@@ -66,19 +68,21 @@ def write_shards(
         raise VitrailError(f"shard_size must be at least 1 byte, got {shard_size}; try shard_size=10**9")
     labels = _has_labels(splits, labelled)
     first = next(iter(splits.values()))
-    masks = all(dataset.mask_names for dataset in splits.values())
+    masks = all(dataset.mask_names and not dataset.has_box_targets for dataset in splits.values())
+    boxes = all(dataset.box_names and not dataset.has_mask_targets for dataset in splits.values())
     class_files = {CLASS_FILES[0]: _encode_class_names(first.class_names) if labels else b""}
     if masks:
         class_files[MASK_CLASS_FILE] = _encode_class_names(first.mask_names)
-    job = json.dumps(
-        [fingerprint(*splits.values()), list(splits), shard_size, seed, labels, *([first.mask_names] if masks else [])]
-    )
+    if boxes:
+        class_files[BOX_CLASS_FILE] = _encode_class_names(first.box_names)
+    targets = [*([first.mask_names] if masks else []), *([["boxes", *first.box_names]] if boxes else [])]
+    job = json.dumps([fingerprint(*splits.values()), list(splits), shard_size, seed, labels, *targets])
     with resumable_folder(out, job) as output:
         report = _resume(output)
         max_bad = max_bad_images(MAX_BAD_FRACTION, sum(map(len, splits.values())))
         for number, (split, dataset) in enumerate(splits.items()):
             order = permutation(seed, SHARD_STREAM + number, len(dataset))
-            samples = _Samples(dataset, labels, masks)
+            samples = _Samples(dataset, labels, masks, boxes)
             _write_split(output, report, split, samples, order, shard_size, max_bad, progress, workers)
         if not sum(report.counts.values()):
             output.discard()
@@ -204,11 +208,12 @@ Members = list[tuple[str, bytes]]  # the files of a sample: extension and conten
 
 @dataclass(frozen=True)
 class _Samples:
-    """The samples of a split, with their labels and masks or without."""
+    """The samples of a split, with their labels, masks and boxes or without."""
 
     dataset: Dataset
     labelled: bool
     masked: bool
+    boxed: bool
 
     def encode_all(self, order: ndarray, workers: int | None) -> Iterator[tuple[int, Members | str]]:
         """Yield the files of every sample, or a sentence that says why its image cannot be used."""
@@ -231,6 +236,8 @@ class _Samples:
             members.append((MASK_EXTENSION, mask))
             if objects is not None:
                 members.append((OBJECTS_EXTENSION, objects))
+        if self.boxed:
+            members.append((BOXES_EXTENSION, encode_objects(self.dataset.objects(index))))
         return [*members, _encode_target(self.dataset, index)] if self.labelled else members
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from vitrail.errors import VitrailError
 from vitrail.explain.merged_tokens import split_over_patches, track_merging
 from vitrail.explain.region import RegionClassifier
-from vitrail.layers.position import Grid, RelativeKeys
+from vitrail.layers.position import Grid
 from vitrail.layers.tap import record_activations
 from vitrail.models.build import get_encoder
 from vitrail.models.token_reduced_vit import shallow_copy
@@ -104,14 +104,11 @@ def visit_attention_rows(
     def visit_rows(layer: int, k: Tensor) -> Tensor:
         q, k = recorded_queries.pop(), k[:, heads]
         block: Any = vit.blocks[layer]
-        relative, bias = block.attention.relative, relative_bias(vit, vit.grid(images), layer)
+        grid, bias = vit.grid(images), relative_bias(vit, vit.grid(images), layer)
         chunk = max(ATTENTION_CHUNK_NUMEL // (k.shape[0] * k.shape[1] * k.shape[2]), 1)
         for first in range(0, len(rows), chunk):
             part = slice(first, min(first + chunk, len(rows)))
-            scores = q[:, :, part] @ k.mT
-            if isinstance(relative, RelativeKeys):
-                scores = scores + _relative_scores(relative, q[:, :, part], heads, rows[part])
-            scores = scores * q.shape[-1] ** -0.5
+            scores = block.attention.scores(q[:, :, part], k, grid, rows[part], heads)
             if bias is not None:  # never combined with merged tokens
                 own = F.pad(bias[heads][:, rows[part]], (0, scores.shape[-1] - tokens))
                 scores = scores + own.to(scores.dtype)
@@ -251,13 +248,3 @@ def count_tokens(vit: ViT, images: Float[Tensor, "b c height width"]) -> int:
 def _num_patches(vit: ViT, images: Tensor) -> int:
     grid: Grid = vit.grid(images)
     return grid[0] * grid[1]
-
-
-def _relative_scores(
-    relative: RelativeKeys, q: Float[Tensor, "b h q k"], heads: list[int], rows: list[int]
-) -> Float[Tensor, "b h q t"]:
-    """Return the scores of relative positions, as in ``RelativeKeys``: token t of query q meets the key of their offset."""
-    tokens = (relative.keys.shape[1] + 1) // 2
-    every = q @ relative.keys[heads].mT
-    offsets = torch.arange(tokens, device=q.device) + tokens - 1 - torch.tensor(rows, device=q.device)[:, None]
-    return every.gather(-1, offsets.expand(*every.shape[:2], -1, -1))

@@ -65,6 +65,11 @@ def with_dynamic_positions(model: nn.Module) -> Any:
             "relative_bias.kind='table' is resized to each grid by a rule that is no part of a graph, so the image size cannot "
             "be dynamic; leave --dynamic out"
         )
+    if config.needs_whole_grid:
+        raise VitrailError(
+            "windows and relative positions along the axes are laid out for one grid, so the image size cannot be dynamic; "
+            "leave --dynamic out"
+        )
     if type(encoder) is not ViT:
         raise VitrailError("a model with speedups has one fixed image size; leave --dynamic out, or the speedups")
     flexible_encoder = _to_flexible(encoder)

@@ -24,6 +24,7 @@ from vitrail.data.transforms import crop_window, to_pixels
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Predictor
 from vitrail.tasks.dense import restored_part, row_bands
+from vitrail.tasks.detection import DetectionTask
 
 TileWindow = tuple[int, int, int, int]  # left, top, right, bottom
 TileSize = int | tuple[int, int] | str | None  # height and width, or "auto" or "none"
@@ -71,6 +72,8 @@ def choose_tiling(tile: TileSize, overlap: float, predictor: Predictor) -> Tilin
         raise VitrailError(
             f"tiles are for models that predict masks or boxes, and {predictor.source} is a model for {kind}; try tile=none"
         )
+    if isinstance(predictor.task, DetectionTask):
+        predictor.task.require_map("predicting in tiles")
     height, width = predictor.preprocess.image_size
     patch = getattr(predictor.config, "patch_stride", (1, 1))
     tiling = Tiling((0, 0), float(overlap), (max(height // patch[0], 1), max(width // patch[1], 1)))

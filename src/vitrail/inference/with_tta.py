@@ -4,12 +4,15 @@ from vitrail.inference.box_tta import BoxTTAPredictor
 from vitrail.inference.dense_tta import DenseTTAPredictor
 from vitrail.inference.predictor import Predictor, require_classifier, require_outputs
 from vitrail.inference.tta import TTAMode, TTAPredictor
+from vitrail.tasks.detection import DetectionTask
 
 
 def with_tta(predictor: Predictor, mode: TTAMode) -> Predictor:
     """Return a predictor of the mean over several views of an image; ``crops`` is for classes, ``scales`` for masks."""
-    config = require_outputs(predictor).task.config
-    if config.has_boxes:
+    task = require_outputs(predictor).task
+    config = task.config
+    if isinstance(task, DetectionTask):
+        task.require_map("test-time augmentation")
         return BoxTTAPredictor(predictor, mode)
     if config.has_masks:
         return DenseTTAPredictor(predictor, mode)

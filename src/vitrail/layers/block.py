@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from vitrail.layers.attention import Attention
 from vitrail.layers.mlp import MLP, SwiGLU
 from vitrail.layers.norm import NormLayer, norm_layer
+from vitrail.layers.position import Grid
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.layers.rotary import Rotation
 from vitrail.layers.token_merging import TokenMerger
@@ -40,8 +41,9 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
         bias: Float[Tensor, "... t t"] | None = None,
         merger: TokenMerger | None = None,
+        grid: Grid | None = None,
     ) -> Float[Tensor, "b m d"]:
-        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, bias, merger)))
+        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, bias, merger, grid)))
         x = x if merger is None else merger(x)
         return x + self.drop(self.scale2(self.mlp(self.norm2(x))))
 
@@ -55,8 +57,9 @@ class BranchNormBlock(Block):
         rotation: Rotation | None = None,
         bias: Float[Tensor, "... t t"] | None = None,
         merger: TokenMerger | None = None,
+        grid: Grid | None = None,
     ) -> Float[Tensor, "b m d"]:
-        x = x + self.drop(self.scale1(self.norm1(self.attention(x, rotation, bias, merger))))
+        x = x + self.drop(self.scale1(self.norm1(self.attention(x, rotation, bias, merger, grid))))
         x = x if merger is None else merger(x)
         return x + self.drop(self.scale2(self.norm2(self.mlp(x))))
 
@@ -70,7 +73,8 @@ class PostNormBlock(Block):
         rotation: Rotation | None = None,
         bias: Float[Tensor, "... t t"] | None = None,
         merger: TokenMerger | None = None,
+        grid: Grid | None = None,
     ) -> Float[Tensor, "b m d"]:
-        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation, bias, merger))))
+        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation, bias, merger, grid))))
         x = x if merger is None else merger(x)
         return self.norm2(x + self.drop(self.scale2(self.mlp(x))))

@@ -3,6 +3,7 @@
 b batch, h heads, t tokens, m kept patches, k width of a head, d width; a table is (rows, columns, d).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -130,7 +131,8 @@ def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, rule: Posit
         return table
     matrix = _resize_matrix.__wrapped__ if torch.compiler.is_compiling() else _resize_matrix
     rows, columns = (matrix(old, new, rule, table.device) for old, new in zip(table.shape[:2], grid, strict=True))
-    return einsum(rows, columns, table.float(), "h r, w c, r c d -> h w d").to(table.dtype)
+    wide = einsum(columns, table.float(), "w c, r c d -> r w d")  # one axis at a time: far fewer products than both at once
+    return einsum(rows, wide, "h r, r w d -> h w d").to(table.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -175,6 +177,17 @@ class RelativeKeys(nn.Module):
         # Row t starts t positions further left in the table: drop the first t - 1 entries, and let each row be one shorter.
         shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
         return shifted[..., :tokens] * q.shape[-1] ** -0.5
+
+    def scores(
+        self, q: Float[Tensor, "b h q k"], rows: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> Float[Tensor, "b h q t"]:
+        """Return the same for some rows and heads, whose queries are given: token t of a row meets the key of their offset."""
+        tokens = (self.keys.shape[1] + 1) // 2
+        keys = self.keys if heads is None else self.keys[list(heads)]
+        queries = torch.arange(tokens, device=q.device) if rows is None else torch.tensor(rows, device=q.device)
+        offsets = torch.arange(tokens, device=q.device) + tokens - 1 - queries[:, None]
+        products = q @ keys.mT.to(q.dtype) * q.shape[-1] ** -0.5
+        return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
 
     def row(self, head: int, query: int) -> Float[Tensor, "t k"]:
         """Return the relative keys of one query in one head, a row per token."""

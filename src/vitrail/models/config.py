@@ -19,6 +19,7 @@ from vitrail.models.config_checks import (
     check_positive,
     check_rates,
     check_stages,
+    check_windows,
     nearest_multiple,
 )
 from vitrail.models.config_checks import format_size as format_size
@@ -159,6 +160,12 @@ class ViTConfig:
     pool_heads: int | None = added(None)  # of attention pooling; None: those of the blocks
     pool_mlp: int | None = added(None)  # hidden width of attention pooling; None: that of the blocks
     pool_prefix: bool = added(False)  # whether attention pooling reads the prefix tokens too
+    # patches along a side of the windows that the patches of all but the global blocks attend in; None: in the whole grid
+    window: int | None = added(None)
+    global_blocks: tuple[int, ...] | None = added(None)
+    # to the score is added the product of the query with an embedding of the offset along each axis (MViTv2, ViTDet)
+    relative_axes: bool = added(False)
+    table_grid: Pair | None = added(None)  # noqa: RUF009 - grid of a learned position table; None: the model's own
 
     def __post_init__(self) -> None:
         validate(self)
@@ -176,9 +183,11 @@ class ViTConfig:
             position_grid=1,
             pool_heads=1,
             pool_mlp=1,
+            window=1,
+            table_grid=1,
         )
         at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
-        at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12, pool_mlp=2**18)
+        at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12, pool_mlp=2**18, window=2**12, table_grid=2**12)
         check_rates(self)
         check_heads(self)
         check_image_size(self, self.image)
@@ -188,6 +197,7 @@ class ViTConfig:
                 f"norm='post' has no last norm to move, got final_norm={self.final_norm!r}; try final_norm='tokens'"
             )
         check_pool(self)
+        check_windows(self)
         if not self.key_bias and not self.qkv_bias:
             raise VitrailError("key_bias=False leaves the biases of queries and values, got qkv_bias=False; try key_bias=True")
 
@@ -243,6 +253,20 @@ class ViTConfig:
     def prefix_positions(self) -> int:
         """Number of prefix tokens with a row of their own in a learned position table."""
         return {"none": 0, "cls": int(self.has_class_token), "all": self.prefix_tokens}[self.position_prefix]
+
+    @property
+    def needs_whole_grid(self) -> bool:
+        """Whether attention depends on the places of the patches on the grid, so that none can be missing or merged."""
+        return self.window is not None or self.relative_axes
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Side of the windows of each block, None of a global one."""
+        if self.window is None:
+            return (None,) * self.depth
+        quarters = {-(-self.depth * quarter // 4) for quarter in (1, 2, 3, 4)}
+        global_blocks = quarters if self.global_blocks is None else self.global_blocks
+        return tuple(None if block in global_blocks else self.window for block in range(1, self.depth + 1))
 
     @property
     def layers_with_position(self) -> tuple[int | None, ...]:

@@ -118,6 +118,8 @@ def check_position(config: "ViTConfig") -> None:
             f"position={kind!r} needs a width that is a multiple of {unit} and at least {minimum}, "
             f"got width={config.width}; try width={valid}"
         )
+    if config.table_grid is not None and kind != "learned1d":
+        raise VitrailError(f"table_grid goes with position='learned1d', got position={kind!r}; try table_grid=none")
     grid = config.position_grid or config.grid
     if kind.startswith("sincos") and prod(grid) * config.width > 2**26:
         raise VitrailError(
@@ -138,6 +140,22 @@ def check_position(config: "ViTConfig") -> None:
         raise VitrailError(
             "position='relative' counts offsets along one fixed raster, so it cannot take another size; "
             "try flexible=False, or position='rotary'"
+        )
+
+
+def check_windows(config: "ViTConfig") -> None:
+    if config.global_blocks is not None and config.window is None:
+        raise VitrailError(
+            f"global_blocks are those without windows, got global_blocks={config.global_blocks} and no window; try window=14"
+        )
+    wrong = [block for block in config.global_blocks or () if not 1 <= block <= config.depth]
+    if wrong:
+        raise VitrailError(f"global_blocks must be from 1 to {config.depth}, got {wrong[0]}; try global_blocks={config.depth}")
+    if (config.window is not None or config.relative_axes) and (config.relative_bias or config.position == "relative"):
+        other = "relative_bias" if config.relative_bias else "position='relative'"
+        raise VitrailError(
+            f"{'window' if config.window else 'relative_axes'} does not go with {other}, whose offsets are those of the whole "
+            "grid; try relative_axes=true alone, or position='rotary'"
         )
 
 

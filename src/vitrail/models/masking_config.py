@@ -100,6 +100,10 @@ def check_masking(masking: Masking, model: ModelConfig) -> ViTConfig:
         raise VitrailError("masking.norm_pix_target needs patches of at least two values; try masking.norm_pix_target=false")
     if method == "mae" and model.position == "relative":
         raise VitrailError("mae removes patches, and relative positions count all of them; try model.position=rotary")
+    if method == "mae" and model.needs_whole_grid:
+        raise VitrailError(
+            "mae removes patches, and windows and relative positions along the axes need all of them; try masking.method=simmim"
+        )
     if masking.target != "pixels" and model.channels > 3:
         raise VitrailError(f"masking.target={masking.target} supports up to 3 channels, got {model.channels}; try pixels")
     check_mask_unit(masking, model.grid)

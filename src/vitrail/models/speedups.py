@@ -49,6 +49,11 @@ def _reduce_tokens(model: Model, speedups: Speedups) -> Model:
             "relative positions count the offsets between all patches, so none can be merged or dropped; "
             "leave merge_tokens and drop_patches out, or train with position='rotary'"
         )
+    if model.config.needs_whole_grid:
+        raise VitrailError(
+            "windows and relative positions along the axes need all patches, so none can be merged or dropped; leave "
+            "merge_tokens and drop_patches out"
+        )
     if model.config.rotation and model.config.rotation.mixed:
         raise VitrailError(
             "with learned rotary frequencies each layer rotates by its own angles, which merged tokens would need to mix; "

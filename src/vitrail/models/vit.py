@@ -38,6 +38,7 @@ class AttentionPositions(NamedTuple):
 
     rotation: Rotation | None = None
     bias: Float[Tensor, "... t t"] | None = None  # of the scores
+    grid: Grid | None = None  # of the patches, which windows and relative positions along its axes need
 
 
 class ViT(nn.Module):
@@ -109,6 +110,8 @@ class ViT(nn.Module):
         patch_indices: PatchIndices | None = None,
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the outputs of some blocks, which are numbered from 1, without the last norm; 0: what the first one gets."""
+        if patch_indices is not None and self.config.needs_whole_grid:
+            raise VitrailError("windows and relative positions along the axes need all patches of the grid; leave none out")
         x = self.add_prefix_tokens(x)
         positions = AttentionPositions()
         outputs: list[Tensor] = []
@@ -140,10 +143,11 @@ class ViT(nn.Module):
         return AttentionPositions(
             self.rotary[layer](grid, device, patch_indices) if layer < len(self.rotary) else previous.rotation,
             self.relative_bias[layer](grid, patch_indices) if layer < len(self.relative_bias) else previous.bias,
+            grid if self.config.needs_whole_grid else None,
         )
 
     def run_layer(self, layer: int, x: Float[Tensor, "b t d"], positions: AttentionPositions) -> Float[Tensor, "b t d"]:
-        return self._run_block(self.blocks[layer], x, positions.rotation, positions.bias)
+        return self._run_block(self.blocks[layer], x, positions)
 
     def add_prefix_tokens(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
         prefix = [token for token in (self.cls, self.registers) if token is not None]
@@ -168,13 +172,13 @@ class ViT(nn.Module):
         self,
         block: nn.Module,
         x: Float[Tensor, "b t d"],
-        rotation: Rotation | None,
-        bias: Float[Tensor, "... t t"] | None,
+        positions: AttentionPositions,
     ) -> Float[Tensor, "b t d"]:
+        rotation, bias, grid = positions
         # recorded values are stored anyway
         if self.activation_checkpointing and torch.is_grad_enabled() and not is_recording(block):
             options: dict[str, Any] = (
                 {} if torch.compiler.is_compiling() else {"context_fn": lambda: (nullcontext(), pause_recording(block))}
             )
-            return checkpoint(block, x, rotation, bias, use_reentrant=False, **options)
-        return block(x, rotation, bias)
+            return checkpoint(block, x, rotation, bias, None, grid, use_reentrant=False, **options)
+        return block(x, rotation, bias, None, grid)

@@ -11,6 +11,7 @@ from vitrail.layers.norm import norm_layer
 from vitrail.layers.patch_embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassAndAveragePool, ClassAndRegisterPool, ClassPool
 from vitrail.layers.position import FixedTable, Learned1d, Learned2d, PositionEmbedding, RelativeKeys, sincos1d, sincos2d
+from vitrail.layers.relative_axes import RelativeAxes
 from vitrail.layers.relative_bias import OffsetBias, OffsetMLP
 from vitrail.layers.rotary import MixedRotary, Rotary
 from vitrail.layers.weight_init import lecun_normal_
@@ -41,7 +42,9 @@ def build_block(c: ViTConfig, layer: int) -> Block:
         out_norm=norm if c.attention_norm else None,
         dropout=c.dropout,
         weights_dropout=c.attention_dropout,
-        relative=RelativeKeys(c.tokens, c.heads, c.width // c.heads) if c.position == "relative" else None,
+        relative=_build_relative(c, layer),
+        window=c.windows[layer],
+        prefix=c.prefix_tokens,
     )
     hidden_norm = norm if c.mlp_norm else None
     mlp = (
@@ -58,6 +61,14 @@ def build_block(c: ViTConfig, layer: int) -> Block:
         layer_scale=c.layer_scale,
         stochastic_depth=c.stochastic_depth * layer / max(1, c.depth - 1),
     )
+
+
+def _build_relative(c: ViTConfig, layer: int) -> RelativeKeys | RelativeAxes | None:
+    """Build the relative positions of a layer that are multiplied with its queries; none without them."""
+    if c.relative_axes:
+        window = c.windows[layer]
+        return RelativeAxes(c.grid if window is None else (window, window), c.width // c.heads)
+    return RelativeKeys(c.tokens, c.heads, c.width // c.heads) if c.position == "relative" else None
 
 
 def build_rotary(c: ViTConfig) -> nn.ModuleList:
@@ -92,7 +103,7 @@ def build_relative_bias(c: ViTConfig) -> nn.ModuleList:
 def build_position(c: ViTConfig) -> PositionEmbedding:
     table_grid = c.position_grid or c.grid
     tables: dict[str, Callable[[], nn.Module]] = {
-        "learned1d": lambda: Learned1d(c.grid, c.width),
+        "learned1d": lambda: Learned1d(c.table_grid or c.grid, c.width),
         "learned2d": lambda: Learned2d(c.grid, c.width),
         "learned2d-sum": lambda: Learned2d(c.grid, c.width, join="add"),
         "sincos1d": lambda: FixedTable(sincos1d(table_grid, c.width)),

@@ -9,12 +9,13 @@ from vitrail.recipes.task_config import Detection
 
 
 def detect(context: RecipeContext) -> Recipe:
-    """AdamW with a lower rate in earlier blocks (BEiT; Bao et al. 2022), scale jitter, and a heat map of the objects' centres
-    on the tokens of four blocks.
+    """Muon with a lower rate in earlier blocks, scale jitter, and a heat map of the objects' centres on the tokens
+    of four blocks. Rare classes weigh more, since the average precision of every class counts the same.
 
+    205 images of blood cells, a ViT-Ti/16: AP50 0.895 on test after 25 minutes on one core; ``docs/log.md`` has more.
     The whole image is stretched to the input, since no object may be cut off.
     """
-    batch_size = context.capped_batch(16)
+    batch_size = context.capped_batch(8)
     steps = min(max(context.num_steps(60, batch_size), 600), 40_000)
     fields = context.init_fields((224, 224))
     fields["model"] = replace(fields["model"], classes=0)
@@ -25,10 +26,10 @@ def detect(context: RecipeContext) -> Recipe:
         steps=steps,
         batch_size=batch_size,
         augment=get_policy("jitter"),
-        optim=Optim(name="adamw", lr=3e-4, weight_decay=0.05, grad_clip=1.0, layer_decay=0.8, head_lr_scale=3.0),
+        optim=Optim(name="muon", lr=1e-3, muon_lr=5e-3, weight_decay=0.05, grad_clip=1.0, layer_decay=0.9, head_lr_scale=3.0),
         schedule=Schedule("cosine", warmup_steps=capped_warmup(500, steps)),
         ema_decay=0.99,
-        task=Detection(classes=len(context.class_names), layers="quarters"),
+        task=Detection(classes=len(context.class_names), layers="quarters", balanced_loss=True),
         eval_every=interval(steps, 10),
         checkpoint_every=interval(steps, 10),
     )

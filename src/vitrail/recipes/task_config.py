@@ -11,7 +11,7 @@ from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost
-from vitrail.models.cost.detection import dense_detector_cost
+from vitrail.models.cost.detection import dense_detector_cost, query_detector_cost
 from vitrail.models.cost.eomt import eomt_cost
 from vitrail.models.cost.masked import masked_cost
 from vitrail.models.cost.segmentation import linear_segmenter_cost, mask_transformer_cost
@@ -46,6 +46,9 @@ class TaskConfig:
     has_boxes: ClassVar[bool] = False  # whether the targets are boxes
     train_recipe: ClassVar[str] = "small"  # recipe to train with unless another is named, from random weights
     finetune_recipe: ClassVar[str] = "finetune"  # and from pretrained ones
+    finetune_side: ClassVar[int] = (
+        0  # pixels: to fine-tune on, unless a size is named, if pretrained weights take smaller images
+    )
     demos: ClassVar[Mapping[str, str]] = {}  # by dataset, recipes that train on it in minutes
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
@@ -317,7 +320,7 @@ class Segmentation(TaskConfig):
 
     def num_query_blocks(self, depth: int) -> int:
         """Return the number of blocks with queries of a model of this depth, by default as Kerssies et al. have it."""
-        return min(4, max(depth // 4, 2), depth) if self.query_blocks is None else self.query_blocks
+        return _num_query_blocks(self.query_blocks, depth)
 
     def decoder(self, model: ModelConfig) -> DecoderShape | None:
         if self.head != "segmenter":
@@ -330,14 +333,8 @@ class Segmentation(TaskConfig):
         if not isinstance(model, ViTConfig):
             raise VitrailError("segmentation needs the patches of a ViT, and the model is a ResNet; try model=S/16")
         _check_depth(self.head_layers(model.depth), model.depth)
-        if self.head == "eomt" and model.position == "relative":
-            raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")
-        if self.head == "eomt" and self.num_query_blocks(model.depth) > model.depth:
-            raise VitrailError(
-                f"task.query_blocks must be at most {model.depth}, the model's blocks, got {self.query_blocks}; try "
-                f"task.query_blocks={max(model.depth // 3, 1)}"
-            )
-
+        if self.head == "eomt":
+            _check_queries(self.query_blocks, model)
         decoder = self.decoder(model)
         if decoder is not None and decoder.width % decoder.heads:
             width = max(decoder.width // decoder.heads, 1) * decoder.heads
@@ -360,21 +357,27 @@ class Segmentation(TaskConfig):
 @dataclass(frozen=True)
 class Detection(TaskConfig):
     """Boxes with classes. ``dense`` predicts a heat map of the objects' centres, and a box at each of its cells (CenterNet,
-    Zhou et al. 2019), at a higher resolution than that of the patches (ViTDet's simple feature pyramid, Li et al. 2022)."""
+    Zhou et al. 2019), at a higher resolution than that of the patches (ViTDet's simple feature pyramid, Li et al. 2022);
+    ``queries`` has queries in the last blocks, each of which predicts one box or none (YOLOS; Fang et al. 2021)."""
 
     kind: Literal["detection"] = "detection"
-    head: Literal["dense"] = "dense"
+    head: Literal["dense", "queries"] = "dense"
     classes: int = 0  # of the dataset
-    # blocks whose tokens the head sees, from 1; empty: the last; quarters: the last of each quarter of the blocks
+    # dense only, as the next two: blocks whose tokens it sees, from 1; empty: the last; quarters: the last of each quarter
     layers: tuple[int, ...] | Literal["quarters"] = ()
     upscale_blocks: int | None = None  # each doubles the resolution of the map; None: to cells of about four pixels
     map_width: int = 64  # channels of the map
-    box_weight: float = 2.0  # of the loss of the boxes, which is added to that of the heat map
+    balanced_loss: bool = False  # weight classes inversely to the square root of their number of objects
+    box_weight: float = 2.0  # of the loss of the boxes, which is added to that of the classes
     max_detections: int = 100  # of an image
+    queries: int = 100  # queries only, as the next two
+    query_blocks: int | None = None  # last blocks that have the queries; None: by the depth, at most 4
+    query_positions: bool = False  # learned positions that are added to the queries before each of their blocks but the first
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     is_dense: ClassVar[bool] = True
     has_boxes: ClassVar[bool] = True
+    finetune_side: ClassVar[int] = 256  # small objects need more patches
     train_recipe: ClassVar[str] = "detect-small"
     finetune_recipe: ClassVar[str] = "detect"
     demos: ClassVar[Mapping[str, str]] = {"panes": "detect-demo"}
@@ -383,9 +386,10 @@ class Detection(TaskConfig):
     def __post_init__(self) -> None:
         validate(self)
         _check_layers(self.layers)
-        for name in ("map_width", "max_detections"):
-            if getattr(self, name) < 1:
-                raise VitrailError(f"task.{name} must be at least 1, got {getattr(self, name)}; try task.{name}=64")
+        for name in ("map_width", "max_detections", "queries", "query_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise VitrailError(f"task.{name} must be at least 1, got {value}; try task.{name}=64")
         if self.upscale_blocks is not None and not 0 <= self.upscale_blocks <= 4:
             raise VitrailError(f"task.upscale_blocks must be from 0 to 4, got {self.upscale_blocks}; try task.upscale_blocks=2")
         if self.box_weight <= 0:
@@ -417,19 +421,46 @@ class Detection(TaskConfig):
     @property
     def decoder_shape(self) -> dict[str, Any]:
         """The settings that decide which weights the head has."""
-        return {name: getattr(self, name) for name in ("head", "classes", "layers", "upscale_blocks", "map_width")}
+        names = {
+            "dense": ("layers", "upscale_blocks", "map_width"),
+            "queries": ("queries", "query_blocks", "query_positions"),
+        }[self.head]
+        return {name: getattr(self, name) for name in ("head", "classes", *names)}
+
+    def num_query_blocks(self, depth: int) -> int:
+        """Return the number of blocks with queries of a model of this depth."""
+        return _num_query_blocks(self.query_blocks, depth)
 
     def check(self, model: ModelConfig, augment: Policy) -> None:
         super().check(model, augment)
         if not isinstance(model, ViTConfig):
             raise VitrailError("detection needs the patches of a ViT, and the model is a ResNet; try model=S/16")
         _check_depth(self.head_layers(model.depth), model.depth)
+        if self.head == "queries":
+            _check_queries(self.query_blocks, model)
 
     def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
         assert isinstance(model, ViTConfig)  # others are refused by ``check``
+        if self.head == "queries":
+            query_blocks = self.num_query_blocks(model.depth)
+            return query_detector_cost(model, self.classes, self.queries, query_blocks, self.query_positions, batch_size)
         upscale_blocks = self.num_upscale_blocks(model.patch_stride)
         return dense_detector_cost(
             model, self.classes, self.head_layers(model.depth), upscale_blocks, self.map_width, batch_size
+        )
+
+
+def _num_query_blocks(query_blocks: int | None, depth: int) -> int:
+    return min(4, max(depth // 4, 2), depth) if query_blocks is None else query_blocks
+
+
+def _check_queries(query_blocks: int | None, model: ViTConfig) -> None:
+    if model.position == "relative":
+        raise VitrailError("queries have no relative positions to the patches; try model.position=learned1d")
+    if query_blocks is not None and query_blocks > model.depth:
+        raise VitrailError(
+            f"task.query_blocks must be at most {model.depth}, the model's blocks, got {query_blocks}; try "
+            f"task.query_blocks={max(model.depth // 3, 1)}"
         )
 
 

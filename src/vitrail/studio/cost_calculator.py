@@ -12,7 +12,8 @@ from vitrail.models.variants import parse_name, variant
 
 CONFIG_FIELDS = ("image", "patch", "width", "depth", "heads", "mlp", "classes", "channels", "registers", "pool", "position")
 DRAWN_FIELDS = (
-    "mlp_kind", "mlp_outputs", "feature_width", "attention_norm", "mlp_norm", "rotary", "relative_bias"
+    "mlp_kind", "mlp_outputs", "feature_width", "attention_norm", "mlp_norm", "rotary", "relative_bias", "relative_axes",
+    "windows"
 )  # fmt: skip
 DEFAULT_VARIANT = "B/16"
 FIELD_LIMITS = {"depth": 400, "batch": 2**16}  # limits of what the page draws

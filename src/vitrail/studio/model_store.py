@@ -28,7 +28,7 @@ MAX_CACHED_MODELS = 4  # models in memory, so that switching between models or c
 MAX_CACHED_BYTES = 2**31  # total size of their weights, except the one in use
 SHOWN_FIELDS = (
     "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "norm",
-    "rotary", "relative_bias"
+    "rotary", "relative_bias", "window", "relative_axes"
 )  # fmt: skip
 
 

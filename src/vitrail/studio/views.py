@@ -125,16 +125,22 @@ def attention_pair(
     for name, token in (("query", query), ("key", key)):
         if not exists[token]:
             raise VitrailError(f"the model drops the patch of {name} {token}, so it has no attention; try another")
-    scale = q.shape[1] ** -0.5
-    offsets, biases = _position_offsets(vit, q, layer, head, query), _biases(vit, images, q, layer, head, query)
-    scores = (k @ q[query] + offsets) * scale + biases
-    max_score = scores[exists].max()
-    exp_sum = (scores[exists] - max_score).exp().sum()
+    scale, product = q.shape[1] ** -0.5, q[query] @ k[key]
+    adds_bias = vit.config.relative_axes or vit.config.relative_bias is not None
+    offset = _position_offsets(vit, q, layer, head, query)[key]
+    scores = _scores(vit, images, q, k, layer, head, query)
+    if scores[key] == -torch.inf:
+        raise VitrailError(
+            f"key {key} is outside of the window of query {query} in layer {layer}, so it has no weight; try another"
+        )
+    reached = scores[F.pad(exists, (0, len(scores) - count), value=True)]  # keys of the padding of a window count too
+    max_score = reached.max()
+    exp_sum = (reached - max_score).exp().sum()
     numbers = {
-        "product": (q[query] @ k[key]).item(),
-        "position_offset": offsets[key].item(),
+        "product": product.item(),
+        "position_offset": offset.item(),
         "scale": scale,
-        "bias": biases[key].item(),
+        "bias": (scores[key] - (product + offset) * scale).item() if adds_bias else 0.0,
         "score": scores[key].item(),
         "max_score": max_score.item(),
         "exp_sum": exp_sum.item(),
@@ -220,12 +226,20 @@ def _position_offsets(vit: ViT, q: Float[Tensor, "t k"], layer: int, head: int, 
 
 
 @torch.no_grad()
-def _biases(
-    vit: ViT, images: Float[Tensor, "1 c height width"], q: Float[Tensor, "t k"], layer: int, head: int, query: int
-) -> Float[Tensor, " t"]:
-    """Return what a relative bias adds to the scaled products."""
+def _scores(
+    vit: ViT,
+    images: Float[Tensor, "1 c height width"],
+    q: Float[Tensor, "t k"],
+    k: Float[Tensor, "t k"],
+    layer: int,
+    head: int,
+    query: int,
+) -> Float[Tensor, " e"]:
+    """Return the scores of a query for all keys, those of padding last."""
+    block: Any = vit.blocks[layer]
+    scores: Tensor = block.attention.scores(q[None, None, [query]], k[None, None], vit.grid(images), [query], [head])[0, 0, 0]
     bias = relative_bias(vit, vit.grid(images), layer)
     if bias is None:
-        return q.new_zeros(q.shape[0])
+        return scores
     own = bias[head, query].to(q.dtype)
-    return F.pad(own, (0, q.shape[0] - own.shape[0]))  # tokens that a head adds have none
+    return scores + F.pad(own, (0, scores.shape[0] - own.shape[0]))  # tokens that a head adds have none

@@ -78,14 +78,17 @@ def _gaussians(boxes: Float[Tensor, "m 4"], x: Float[Tensor, " x"], y: Float[Ten
     return along[0][:, :, None] * along[1][:, None, :]
 
 
-def heat_loss(logits: Float[Tensor, "k y x"], targets: CentreTargets) -> Float[Tensor, ""]:
+def heat_loss(
+    logits: Float[Tensor, "k y x"], targets: CentreTargets, class_weights: Float[Tensor, " k"] | None = None
+) -> Float[Tensor, ""]:
     """Return the penalty-reduced focal loss of an image, per object."""
     logits = logits.float()
     probability = logits.sigmoid()
     is_centre = targets.heat == 1
     positive = torch.nn.functional.logsigmoid(logits) * (1 - probability).square()
     negative = torch.nn.functional.logsigmoid(-logits) * probability.square() * (1 - targets.heat) ** 4
-    total = torch.where(is_centre, positive, torch.where(targets.counts, negative, 0.0)).sum()
+    by_class = torch.where(is_centre, positive, torch.where(targets.counts, negative, 0.0)).sum((1, 2))
+    total = by_class.sum() if class_weights is None else by_class @ class_weights
     return -total / is_centre.sum().clamp(min=1)
 
 

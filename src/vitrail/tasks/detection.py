@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from vitrail.augment.crop import clip_boxes
 from vitrail.data.decode import ImageSize
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, evenly_spaced
 from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.data.transforms import boxes_to_input, crop_window, upright_size
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Detection
-from vitrail.tasks.box_decoding import Detections, decode_boxes
-from vitrail.tasks.box_loss import box_loss, centre_targets, heat_loss
+from vitrail.tasks.box_decoding import Detections
+from vitrail.tasks.box_matching import box_agreement
 from vitrail.tasks.detected_images import load_detected_images, stack_detected_images
+from vitrail.tasks.detection_heads import HEADS, DetectionHead
 from vitrail.tasks.detection_metrics import (
     METRIC_TITLES,
     best_score_thresholds,
@@ -33,11 +35,11 @@ from vitrail.tasks.detection_metrics import (
     detection_scores,
     image_average_precision,
 )
-from vitrail.tasks.detection_model import DenseDetector
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
 from vitrail.tasks.thresholds import DEFAULT_THRESHOLD, check_threshold, read_thresholds
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+NUM_COUNTED = 500  # images whose objects are counted for the weights of the classes
 ROW_COLUMNS = ("label", "score", "left", "top", "right", "bottom")  # of a CSV file with a row per box
 
 
@@ -84,6 +86,7 @@ class DetectionPrediction(Prediction):
 class DetectionTask(Task):
     """Boxes with classes."""
 
+    class_weights: Float[Tensor, " k"] | None = None
     thresholds: tuple[float, ...] | None = None  # of the scores, for each class; None: 0.5
 
     config_class: ClassVar = Detection
@@ -122,7 +125,7 @@ class DetectionTask(Task):
             raise VitrailError(
                 f"task.classes must be {len(data.class_names)}, the number of classes of {data.name}, got {self.config.classes}"
             )
-        return self
+        return replace(self, class_weights=object_class_weights(data.train)) if self.config.balanced_loss else self
 
     def with_validation(self, scores: Mapping[str, Any]) -> "DetectionTask":
         """Return the task with score thresholds chosen for F1 on the validation images."""
@@ -146,14 +149,16 @@ class DetectionTask(Task):
 
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
-        config, model = self.config, encoder.config
-        return DenseDetector(
-            encoder,
-            config.classes,
-            config.head_layers(model.depth),
-            upscale_blocks=config.num_upscale_blocks(model.patch_stride),
-            map_width=config.map_width,
-        )
+        return self.head.build(encoder, self.config)
+
+    @property
+    def head(self) -> DetectionHead:
+        return HEADS[self.config.head]
+
+    def require_map(self, purpose: str) -> None:
+        """Raise if the outputs are those of queries, which belong to no places of the image."""
+        if self.config.head != "dense":
+            raise VitrailError(f"{purpose} needs a heat map, and the model has queries; train one with task.head=dense")
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Int[Tensor, " b"]:
         """Return the indices of the images: their numbers of objects differ, and they are read when they are compared."""
@@ -162,22 +167,29 @@ class DetectionTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
         images, objects = batch.images.to(device, non_blocking=True), batch.targets.to(device)
-        outputs = model(images).float()
+        outputs = self.head.train_outputs(model, images).float()
         size = images.shape[2], images.shape[3]
-        parts = [torch.stack(self.image_losses(*each, size)) for each in zip(outputs, objects, strict=True)]
-        heat, boxes = torch.stack(parts).mean(0)
-        return heat + self.config.box_weight * boxes, {"heat_loss": heat.detach(), "box_loss": boxes.detach()}
+        parts = [torch.stack(self.image_losses(*each, size)) for step in outputs for each in zip(step, objects, strict=True)]
+        classes, boxes = torch.stack(parts).mean(0)
+        loss = classes + self.config.box_weight * boxes
+        return loss, {self.head.class_loss_name: classes.detach(), "box_loss": boxes.detach()}
 
     def image_losses(
         self, output: Float[Tensor, "channels rows columns"], objects: Float[Tensor, "m 6"], size: ImageSize
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the losses of the heat map and of the boxes of one image. ``size``: of the model's input."""
-        targets = centre_targets(objects, self.classes, (output.shape[1], output.shape[2]), size)
-        return heat_loss(output[:-4], targets), box_loss(output[-4:], targets, size)
+        """Return the losses of the classes and of the boxes of one image. ``size``: of the model's input."""
+        return self.head.losses(output, objects, size, self.config, self.class_weights)
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
-        return decode_boxes(outputs, self.preprocess.image_size, self.config.max_detections)
+        return self.head.decode(outputs, self._input_size(outputs), self.config.max_detections)
+
+    def _input_size(self, outputs: Float[Tensor, "b channels rows columns"]) -> ImageSize:
+        """Return the size of the model's input that has these outputs: that of an exported file may be dynamic."""
+        assert isinstance(self.model, ViTConfig)
+        (stride_y, stride_x), (rows, columns) = self.model.patch_stride, outputs.shape[2:]
+        steps = self.config.num_upscale_blocks((stride_y, stride_x))
+        return rows * stride_y >> steps, columns * stride_x >> steps
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
@@ -284,3 +296,28 @@ class DetectionTask(Task):
     def export_outputs(self, outputs: Float[Tensor, "b channels rows columns"]) -> dict[str, Tensor]:
         found = self.decode(outputs)
         return {self.output_name: outputs, "boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+    def agreement(
+        self, outputs: Float[Tensor, "b channels rows columns"], expected: Float[Tensor, "b channels rows columns"]
+    ) -> float:
+        """Return ``box_agreement`` of the detections."""
+        size = self.preprocess.image_size
+        found, wanted = ([self.detect(each, size) for each in maps] for maps in (outputs, expected))
+        return self.box_agreement(found, wanted)
+
+    def box_agreement(self, detections: Sequence[Float[Tensor, "_ 6"]], expected: Sequence[Float[Tensor, "_ 6"]]) -> float:
+        """Return how well the predicted boxes of all images agree with the expected ones; if none is expected, all detections
+        are compared, whatever their scores."""
+        least = DEFAULT_THRESHOLD if any((rows[:, 4] >= DEFAULT_THRESHOLD).any() for rows in expected) else 0.0
+        found, wanted = ([rows[rows[:, 4] >= least].numpy() for rows in images] for images in (detections, expected))
+        return box_agreement(found, wanted)
+
+
+def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
+    """Return class weights inverse to the square root of the objects of a class, with mean 1 over those of some images."""
+    counts = np.zeros(len(train.class_names))
+    for index in evenly_spaced(len(train), NUM_COUNTED).tolist():
+        objects = train.objects(index)
+        counts += np.bincount(objects.labels[~objects.crowd], minlength=len(counts))
+    weights = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
+    return torch.from_numpy(weights * counts.sum() / max((weights * counts).sum(), 1e-9)).float()

@@ -151,17 +151,17 @@ class EoMT(nn.Module):
 
 def with_queries(positions: AttentionPositions, queries: int, mask: Bool[Tensor, "b q t"] | None) -> AttentionPositions:
     """Return positions of tokens that queries follow, which have none, and which may attend to some of the tokens only."""
-    rotation, bias = positions
+    rotation, bias, grid = positions
     if rotation is not None:
         rotation = F.pad(rotation[0], (0, 0, 0, queries), value=1.0), F.pad(rotation[1], (0, 0, 0, queries))
     if bias is not None:
         bias = F.pad(bias, (0, queries, 0, queries))
     if mask is None:
-        return AttentionPositions(rotation, bias)
+        return AttentionPositions(rotation, bias, grid)
     tokens = mask.shape[2]
     hidden = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))
     hidden = F.pad(hidden, (0, queries, tokens, 0))[:, None]
-    return AttentionPositions(rotation, hidden if bias is None else hidden + bias)
+    return AttentionPositions(rotation, hidden if bias is None else hidden + bias, grid)
 
 
 def semantic_scores(logits: QueryLogits) -> Float[Tensor, "b k y x"]:

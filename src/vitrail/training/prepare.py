@@ -207,6 +207,8 @@ def prepare_finetuning(
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
     opened = _open(data, options, task, progress, group)
     task, learned = _learned_task(opened, task)
+    if image is None and recipe is None and _is_too_small(model, learned):
+        model = _load_weights(weights, _square_image(model.config, learned.finetune_side), None)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model, learned))
     selected = get_recipe(recipe or learned.finetune_recipe, context)
     if selected.init_from is None:
@@ -416,14 +418,19 @@ def _load_weights(weights: str, image: Pair | None, recipe: str | None) -> Model
     with quiet_loading():  # the caller prints the report
         model = get_encoder(load(weights, image=image))
         if recipe == PAPER_RECIPE and image is None:
-            return get_encoder(load(weights, image=_paper_image_size(model.config)))
+            return get_encoder(load(weights, image=_square_image(model.config, PAPER_SIZE)))
         return model
 
 
-def _paper_image_size(config: ModelConfig) -> Pair:
-    """Return 384 pixels, or the nearest multiple of the patch size."""
+def _is_too_small(model: Model, learned: TaskConfig) -> bool:
+    """Whether weights of another task take smaller images than the task is fine-tuned on by default."""
+    return max(model.config.image) < learned.finetune_side and model_task(model).config.name != learned.name
+
+
+def _square_image(config: ModelConfig, side: int) -> Pair:
+    """Return the size with sides of so many pixels, or of the nearest multiple of the patch size."""
     high, wide = getattr(config, "patch_stride", (1, 1))
-    return max(round(PAPER_SIZE / high), 1) * high, max(round(PAPER_SIZE / wide), 1) * wide
+    return max(round(side / high), 1) * high, max(round(side / wide), 1) * wide
 
 
 def _init_weights(weights: str, model: Model, learned: TaskConfig) -> InitWeights:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize, resize_table
+from vitrail.layers.relative_axes import resize_axis
 from vitrail.layers.relative_bias import resize_offsets
 from vitrail.models.config import ModelConfig, Pair, ResNetConfig, ViTConfig, check_image_size, format_size
 
@@ -58,6 +59,9 @@ def _resize_positions(
 ) -> ViTConfig:
     check_image_size(config, image)
     new = replace(config, image=image, position_grid=None)
+    _resize_axes(config, state, new.grid, changes)
+    if config.table_grid is not None:  # which the model resizes itself
+        return new
     old_grid = _table_grid(config, state)
     if config.position == "relative" and new.grid != old_grid:
         raise VitrailError(
@@ -77,6 +81,16 @@ def _resize_positions(
             changes.resized.append(f"{name}: {_format_grid(name, state[name])} to {_format_grid(name, table)} as in {rule}")
             state[name] = table
     return new
+
+
+def _resize_axes(config: ViTConfig, state: dict[str, Tensor], grid: Pair, changes: WeightChanges) -> None:
+    """Resize the relative positions along the axes of the global blocks; windows stay as large as they are."""
+    for layer, window in enumerate(config.windows):
+        for name, side in zip(("rows", "columns"), grid, strict=True):
+            key = f"blocks.{layer}.attention.relative.{name}"
+            if window is None and key in state and len(state[key]) != 2 * side - 1:
+                changes.resized.append(f"{key}: {len(state[key])} offsets to {2 * side - 1}, linearly")
+                state[key] = resize_axis(state[key], 2 * side - 1)
 
 
 def _table_grid(config: ViTConfig, state: dict[str, Tensor]) -> Pair:

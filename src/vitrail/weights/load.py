@@ -34,6 +34,7 @@ from vitrail.weights.convert import (
     timm,
     torchvision,
     vit_pytorch,
+    vitdet,
 )
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Decoder, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
@@ -49,10 +50,11 @@ from vitrail.weights.model_folder import (
 )
 from vitrail.weights.read_file import CLASS_NAMES_KEY, RawCheckpoint, own_copy, read_file
 
-# The Perception Encoder before CLIP, whose names it has.
+# The Perception Encoder before CLIP, and ViTDet before timm, whose names they have.
 CONVERTERS = (
     official,
     segmenter,
+    vitdet,
     timm,
     huggingface,
     torchvision,

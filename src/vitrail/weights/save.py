@@ -24,11 +24,13 @@ from vitrail.models.config import ModelConfig, ResNetConfig, RotaryConfig, ViTCo
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Segmentation
+from vitrail.tasks.detection_queries import QueryDetector
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.segmentation_eomt import EoMT
 from vitrail.weights.convert import (
     huggingface,
     huggingface_eomt,
+    huggingface_yolos,
     inspect,
     mae,
     official,
@@ -170,7 +172,10 @@ def _write_model_folder(model: nn.Module, folder: Path, training: dict[str, Any]
 def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
     config, tensors = _converted(model, "huggingface")
     metadata, encoder = {}, get_encoder(model)
-    if isinstance(model, EoMT):
+    if isinstance(model, QueryDetector):
+        config_file = {"config.json": huggingface_yolos.config_file(model, encoder.class_names)}
+        sidecars = {**config_file, **huggingface_yolos.preprocessor_file(encoder.preprocess)}
+    elif isinstance(model, EoMT):
         config_file = {"config.json": huggingface_eomt.config_file(model, encoder.class_names)}
         sidecars = {**config_file, **huggingface.preprocessor_file(encoder.preprocess)}
     elif encoder is model:
@@ -233,6 +238,8 @@ def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str,
         config, state = _with_learned_positions(encoder, format)
         converter.check_supported(config)
         return config, export_tensors(converter.tensor_maps(config), state)
+    if isinstance(model, QueryDetector) and format == "huggingface":
+        return encoder.config, huggingface_yolos.export_model(model)
     if isinstance(model, EoMT) and format == "huggingface":
         config, state = _with_learned_positions(encoder, format)
         assert isinstance(config, ViTConfig)  # only a ViT has queries
@@ -290,10 +297,12 @@ def _with_learned_positions(model: Model, format: str, may_lack_table: bool = Fa
     whose positions are in the attention stays as it is.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
-    if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "input"):
+    if isinstance(model.config, ResNetConfig):
         return model.config, state
     assert isinstance(model, ViT)
     config = model.config
+    if config.position == "learned1d" and config.position_at == "input" and config.table_grid is None:
+        return config, state
     if may_lack_table and config.position in ("none", "rotary"):
         rotary = RotaryConfig() if config.position == "rotary" else config.rotary
         return replace(config, position="none", rotary=rotary), state
@@ -310,7 +319,8 @@ def _with_learned_positions(model: Model, format: str, may_lack_table: bool = Fa
         rows = torch.zeros(config.prefix_positions, config.width) if positions.prefix is None else positions.prefix.detach()
         state["positions.0.prefix"] = rows
     rescales = config.rotary is not None and config.rotary.coordinates in ("centre", "scaled")
-    return replace(config, position="learned1d", position_grid=config.position_grid if rescales else None), state
+    position_grid = config.position_grid if rescales else None
+    return replace(config, position="learned1d", position_grid=position_grid, table_grid=None), state
 
 
 def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool = False) -> Path:

@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 # Fields in which a model differs from timm's plain one, which a file without an architecture is compared with.
 BEYOND_PLAIN = (
     *("rotary", "relative_bias", "norm_kind", "patch_norm", "attention_norm", "mlp_norm", "key_bias", "out_bias"),
-    *("pool_heads", "pool_mlp", "pool_prefix"),
+    *("pool_heads", "pool_mlp", "pool_prefix", "window", "relative_axes"),
 )
 
 

@@ -13,6 +13,7 @@ from numpy import ndarray
 NOT_FINITE, DEGENERATE, OUTSIDE, PARTLY_OUTSIDE = "not finite", "degenerate", "outside", "partly outside"
 LEFT_OUT = (NOT_FINITE, DEGENERATE, OUTSIDE)
 KINDS = ("", *LEFT_OUT, PARTLY_OUTSIDE)  # by the codes of ``find_faults``
+LEFT_OUT_CODES = tuple(KINDS.index(kind) for kind in LEFT_OUT)
 TOLERANCE = 1.0  # pixels that a box may reach out by rounding, or by counting from 0 or 1
 FRACTION_TOLERANCE = 0.005  # of an image, likewise
 MAX_NAMED = 3  # boxes that a note names

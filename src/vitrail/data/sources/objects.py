@@ -1,5 +1,6 @@
 """The labelled objects of an image: boxes with classes, as detection learns and measures them. k objects."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,3 +70,9 @@ def box_areas(boxes: Float[ndarray, "k 4"]) -> Float[ndarray, " k"]:
 
 
 NO_OBJECTS = build_objects([], [])
+
+
+def concat_objects(parts: Sequence[Objects]) -> Objects:
+    """Return the objects of several images, one image after the other."""
+    columns = zip(*(vars(part).values() for part in [NO_OBJECTS, *parts]), strict=True)
+    return Objects(*map(np.concatenate, columns))

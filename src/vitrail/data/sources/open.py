@@ -18,6 +18,7 @@ from vitrail.augment.counter_rng import random_bits
 from vitrail.config import override, validate
 from vitrail.data.image_index import index_images
 from vitrail.data.pack_reader import is_pack, read_pack
+from vitrail.data.sources.annotated_boxes import AnnotatedBoxes, box_notes
 from vitrail.data.sources.builtin import load_fashion
 from vitrail.data.sources.coco.coco_files import find_coco_files
 from vitrail.data.sources.coco.read_coco import read_coco_file, read_coco_folder
@@ -159,7 +160,8 @@ class _Reader:
         if isinstance(source, Mapping):
             return self._read_mapping(source)
         if isinstance(source, Dataset):
-            return SourceSplits({"": source})
+            notes = box_notes(source.name, {"": source}) if isinstance(source, AnnotatedBoxes) else ()
+            return SourceSplits({"": source}, tuple(notes))
         return self._read_name(source)
 
     def with_targets(self, name: str, source: SourceSplits) -> SourceSplits:
@@ -274,10 +276,13 @@ class _Reader:
             raise VitrailError(f"{path / folder} has no masks; it needs a PNG file for each image, of the same name and size")
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        has_others = pairs is not None or bool(find_coco_files(path)) or find_yolo(path) or has_voc_files(path)
         if self.labelled and pairs is not None:
             notes.append("folders are classes here, also those of masks, which --task segment reads as masks")
-        leaves_others = self.columns.masks is False and has_others
+        if self.labelled and has_voc_files(path):
+            notes.append("folders are classes here, and annotations are not read, which --task detect reads as boxes")
+        leaves_others = self.columns.masks is False and (
+            pairs is not None or has_voc_files(path) or bool(find_coco_files(path)) or find_yolo(path) is not None
+        )
         return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_others else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:

@@ -34,13 +34,15 @@ IMAGE_EXTENSIONS = (
     "tiff",
     "npy",
 )  # the first if a sample has several
-MASK_EXTENSION, OBJECTS_EXTENSION = "mask.png", "objects.png"
+MASK_EXTENSION, OBJECTS_EXTENSION, BOXES_EXTENSION = "mask.png", "objects.png", "boxes.json"
+TARGET_EXTENSIONS = (MASK_EXTENSION, OBJECTS_EXTENSION, BOXES_EXTENSION)
+TARGETS_WIDTH = 3 * len(TARGET_EXTENSIONS)  # offset, size and checksum of each
 COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TAR_BLOCK = 512
 GNU_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 EXTENDED_HEADER_TYPES = (*GNU_HEADER_TYPES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 SAMPLES_PER_REPORT = 1000  # samples between two progress reports
-INDEX_FORMAT = 3  # version of the cached arrays
+INDEX_FORMAT = 4  # version of the cached arrays
 JSON_MARK = "\x1d"  # before several labels (a list) or numbers (a dictionary)
 MAX_LABEL_BYTES = 2**20  # bytes of a .cls or .json, or of an extended header
 
@@ -52,7 +54,7 @@ class TarIndex:
     keys: PackedStrings
     labels: list[str]  # "" if there is none; several, or numbers, are JSON after a mark; interned
     entries: ndarray  # n 3: offset, size, checksum
-    masks: ndarray | None = None  # n 6: of the mask, then of its objects; None if no image has either
+    targets: ndarray | None = None  # n 9: of the mask, of its objects and of boxes, 0 if there is none; None if there are none
 
 
 def index_tar(path: Path, report: Callable[[int], None]) -> TarIndex:
@@ -66,8 +68,8 @@ def index_tar(path: Path, report: Callable[[int], None]) -> TarIndex:
             index = _walk_tar(path, file, status.st_size, report)
         # stored without the last zero
         texts = {"keys": index.keys.buffer[:-1], "labels": PackedStrings.from_strings(index.labels).buffer[:-1]}
-        masks = {} if index.masks is None else {"masks": index.masks}
-        store_cached("shards", key, {**texts, "numbers": index.entries, **masks})
+        targets = {} if index.targets is None else {"targets": index.targets}
+        store_cached("shards", key, {**texts, "numbers": index.entries, **targets})
     return index
 
 
@@ -76,13 +78,13 @@ def _load_index(arrays: dict[str, ndarray], size: int) -> TarIndex | None:
         entries = arrays["numbers"].astype(np.int64, casting="safe").reshape(-1, 3)
         keys = PackedStrings(np.append(arrays["keys"], np.uint8(0)) if len(entries) else np.zeros(0, np.uint8))
         labels = arrays["labels"].tobytes().decode("utf-8", "surrogateescape").split("\0") if len(entries) else []
-        masks = arrays["masks"].astype(np.int64, casting="safe").reshape(-1, 2 * 3) if "masks" in arrays else None
+        targets = arrays["targets"].astype(np.int64, casting="safe").reshape(-1, TARGETS_WIDTH) if "targets" in arrays else None
     except (KeyError, ValueError, TypeError):
         return None
-    files = entries if masks is None else np.concatenate([entries, masks.reshape(-1, 3)])
+    files = entries if targets is None else np.concatenate([entries, targets.reshape(-1, 3)])
     inside = (files[:, :2] >= 0).all() and (files[:, 0] + files[:, 1] <= size).all()
-    is_whole = len(keys) == len(labels) == len(entries) and (masks is None or len(masks) == len(entries))
-    return TarIndex(keys, _intern(labels), entries, masks) if is_whole and inside else None
+    is_whole = len(keys) == len(labels) == len(entries) and (targets is None or len(targets) == len(entries))
+    return TarIndex(keys, _intern(labels), entries, targets) if is_whole and inside else None
 
 
 def _intern(labels: Iterable[str]) -> list[str]:
@@ -90,7 +92,7 @@ def _intern(labels: Iterable[str]) -> list[str]:
 
 
 def _walk_tar(path: Path, file: BinaryIO, size: int, report: Callable[[int], None]) -> TarIndex:
-    keys, labels, entries, masks = list[str](), list[str](), list[tuple[int, int, int]](), list[tuple[int, ...]]()
+    keys, labels, entries, targets = list[str](), list[str](), list[tuple[int, int, int]](), list[tuple[int, ...]]()
     for key, members in itertools.groupby(_members(path, file, size), key=lambda member: member[0]):
         parts: dict[str, tuple[int, int]] = {}
         for _, extension, offset, length in members:
@@ -102,13 +104,13 @@ def _walk_tar(path: Path, file: BinaryIO, size: int, report: Callable[[int], Non
             keys.append(key)
             labels.append(_read_label(path, file, key, parts))
             entries.append((*image, _checksum(file, *image)))
-            files = [parts.get(extension, (0, 0)) for extension in (MASK_EXTENSION, OBJECTS_EXTENSION)]
-            masks.append(tuple(number for each in files for number in (*each, _checksum(file, *each) if each[1] else 0)))
+            files = [parts.get(extension, (0, 0)) for extension in TARGET_EXTENSIONS]
+            targets.append(tuple(number for each in files for number in (*each, _checksum(file, *each) if each[1] else 0)))
             if len(keys) % SAMPLES_PER_REPORT == 0:
                 report(sum(image))
-    of_masks = np.array(masks, np.int64).reshape(-1, 2 * 3)
+    of_targets = np.array(targets, np.int64).reshape(-1, TARGETS_WIDTH)
     columns = PackedStrings.from_strings(keys), _intern(labels), np.array(entries, np.int64).reshape(-1, 3)
-    return TarIndex(*columns, of_masks if of_masks.any() else None)
+    return TarIndex(*columns, of_targets if of_targets.any() else None)
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, int, int]]:

@@ -2,10 +2,11 @@
 
 Members that share a key (the path up to the first dot of its base name) are a sample: an image, and its label in ``.cls`` (a
 number or a name) or ``.json`` (``{"label": ...}``; ``{"labels": [...]}`` if images have several or none; ``{"targets": {"age":
-30.5}}`` for numbers), and its masks in ``.mask.png`` and ``.objects.png`` (``stored_masks.py``), whose classes are named in
-``mask_classes.txt``. Nothing is ever unpacked. The CRC-32 of each image and mask is stored in the index and
-verified whenever it is read, so a shard that is damaged or replaced later is noticed. The split is part of the file name
-(``imagenet1k-train-0000.tar``) or of the folder's (``train/0000.tar``).
+30.5}}`` for numbers), its masks in ``.mask.png`` and ``.objects.png`` (``stored_masks.py``), whose classes are named in
+``mask_classes.txt``, and its boxes in ``.boxes.json`` (``stored_boxes.py``), with ``box_classes.txt``. Nothing is unpacked.
+The CRC-32 of each image, mask and file of boxes is stored in the index and verified whenever it is read, so a shard that is
+damaged or replaced later is noticed. The split is part of the file name (``imagenet1k-train-0000.tar``) or of the folder's
+(``train/0000.tar``).
 """
 
 import glob
@@ -27,13 +28,16 @@ from vitrail.data.sources.coded_column import Numbering
 from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.data.sources.labels import canonical_split, encode_labels
+from vitrail.data.sources.objects import Objects
 from vitrail.data.sources.packed_strings import PackedStrings
+from vitrail.data.sources.stored_boxes import decode_objects, with_stored_boxes
 from vitrail.data.sources.stored_masks import with_stored_masks
-from vitrail.data.sources.tar_index import JSON_MARK, MASK_EXTENSION, TarIndex, index_tar
+from vitrail.data.sources.tar_index import BOXES_EXTENSION, JSON_MARK, MASK_EXTENSION, TARGETS_WIDTH, TarIndex, index_tar
 from vitrail.errors import VitrailError
 
 CLASS_FILES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers
 MASK_CLASS_FILE = "mask_classes.txt"  # next to the shards: one name of a class of pixels per line
+BOX_CLASS_FILE = "box_classes.txt"  # likewise of boxes
 MAX_SHARDS = 100_000
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 
@@ -130,6 +134,20 @@ class TarMasks:
         return self.entries[:, 2::3].astype("<i8").tobytes()
 
 
+@dataclass(frozen=True, eq=False)
+class TarBoxes:
+    """The boxes of images in tar files, as JSON: of each image offset, size and checksum."""
+
+    dataset: TarDataset
+    entries: ndarray  # n 3
+
+    def read_objects(self, index: int) -> Objects:
+        return decode_objects(self.dataset.read_part(index, *self.entries[index].tolist()))
+
+    def key(self) -> bytes:
+        return self.entries[:, 2].astype("<i8").tobytes()
+
+
 def _paths(location: str | Path | Sequence[str | Path]) -> list[Path]:
     patterns = [location] if isinstance(location, str | Path) else list(location)
     paths = [path for pattern in patterns for path in _expand_location(str(pattern))]
@@ -210,29 +228,49 @@ def _build_splits(
         dataset = _with_json_targets(unlabelled_dataset, texts, classes or _find_class_file(paths))
     else:
         dataset = TarDataset(*columns, *_encode_texts(texts, classes or _find_class_file(paths)))
-    dataset = _with_masks(dataset, TarDataset(*columns, np.full(len(texts), -1, np.int64), ()), indexes, any(texts))
+    tar = TarDataset(*columns, np.full(len(texts), -1, np.int64), ())
+    dataset = _with_boxes(_with_masks(dataset, tar, indexes, any(texts)), tar, indexes, any(texts))
     in_split = {name: np.flatnonzero((np.array(splits) == name)[shard_indices]) for name in ("train", "validation", "test", "")}
     return {name: select_images(dataset, indices) for name, indices in in_split.items() if len(indices)}
 
 
 def _with_masks(dataset: Dataset, tar: TarDataset, indexes: list[TarIndex], labelled: bool) -> Dataset:
     """Return the dataset with its masks, if the shards have any; they are the targets if the images are not labelled."""
-    if all(index.masks is None for index in indexes):
-        return dataset
-    class_file = _find_class_file(list(tar.paths), (MASK_CLASS_FILE,))
-    if class_file is None:
-        if labelled:  # the shards of others may have masks that are not of classes
-            return dataset
-        wanted = tar.paths[0].parent / MASK_CLASS_FILE
-        raise VitrailError(f"the masks in {tar.paths[0]} have no names of their classes; write one per line into {wanted}")
-    entries = np.concatenate(
-        [np.zeros((len(index.keys), 6), np.int64) if index.masks is None else index.masks for index in indexes]
+    entries = _target_entries(indexes)[:, :6]
+    names = _target_names(tar, entries, labelled, ("mask", "masks"), MASK_EXTENSION, MASK_CLASS_FILE)
+    return dataset if names is None else with_stored_masks(dataset, TarMasks(tar, entries), names, are_targets=not labelled)
+
+
+def _with_boxes(dataset: Dataset, tar: TarDataset, indexes: list[TarIndex], labelled: bool) -> Dataset:
+    """Likewise with its boxes."""
+    entries = _target_entries(indexes)[:, 6:]
+    names = _target_names(tar, entries, labelled, ("file of boxes", "boxes"), BOXES_EXTENSION, BOX_CLASS_FILE)
+    are_targets = not labelled and not dataset.has_mask_targets
+    return dataset if names is None else with_stored_boxes(dataset, TarBoxes(tar, entries), names, are_targets)
+
+
+def _target_entries(indexes: list[TarIndex]) -> ndarray:
+    return np.concatenate(
+        [np.zeros((len(each.keys), TARGETS_WIDTH), np.int64) if each.targets is None else each.targets for each in indexes]
     )
+
+
+def _target_names(
+    tar: TarDataset, entries: ndarray, labelled: bool, nouns: tuple[str, str], extension: str, file_name: str
+) -> tuple[str, ...] | None:
+    """Return the names of the classes of masks or boxes, which all images must have or none; None if there are none."""
+    if not entries[:, 1].any():
+        return None
+    class_file = _find_class_file(list(tar.paths), (file_name,))
+    if class_file is None:
+        if labelled:  # the shards of others may have some that are not of classes
+            return None
+        wanted = tar.paths[0].parent / file_name
+        raise VitrailError(f"the {nouns[1]} in {tar.paths[0]} have no names of their classes; write one per line into {wanted}")
     if len(without := np.flatnonzero(entries[:, 1] == 0)):
-        key = tar.keys[int(without[0])]
-        raise VitrailError(f"{tar.describe(int(without[0]))} has no mask but others have; add {key}.{MASK_EXTENSION}")
-    mask_names = parse_class_names(class_file.read_text(encoding="utf-8-sig"))
-    return with_stored_masks(dataset, TarMasks(tar, entries), mask_names, are_targets=not labelled)
+        index = int(without[0])
+        raise VitrailError(f"{tar.describe(index)} has no {nouns[0]} but others have; add {tar.keys[index]}.{extension}")
+    return parse_class_names(class_file.read_text(encoding="utf-8-sig"))
 
 
 def _find_class_file(paths: list[Path], names: Sequence[str] = CLASS_FILES) -> Path | None:

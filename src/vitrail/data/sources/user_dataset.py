@@ -2,14 +2,15 @@
 
 Anything with ``__len__`` and ``__getitem__``. An image is a path, bytes, a PIL image, a uint8 array (h w c or h w) or a uint8
 tensor (c h w). Targets that are text or whole numbers are class labels; lists, tuples or sets of them, and rows of zeros and
-ones, are several labels per image; floats, and arrays or lists of equally many floats, are numbers to predict; others are kept
-as they are. n images, m numbers.
+ones, are several labels per image; floats, and arrays or lists of equally many floats, are numbers to predict; dictionaries of
+boxes and labels are boxes; others are kept as they are. n images, m numbers.
 """
 
 import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +22,13 @@ from numpy import ndarray
 
 from vitrail.data.bad_image import BadImage
 from vitrail.data.class_names import deduplicate
+from vitrail.data.sources.annotated_boxes import with_annotations
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced, with_label_sets
+from vitrail.data.sources.dataset import NUM_SAMPLED, Dataset, Progress, Subset, evenly_spaced, with_label_sets
 from vitrail.data.sources.image_like import check_image_like, describe_value, is_image_like, is_tensor, read_image_like
 from vitrail.data.sources.labels import encode_labels
 from vitrail.data.sources.numbers import unnamed_targets
+from vitrail.data.sources.user_boxes import boxes_of_target, have_boxes, read_user_boxes
 from vitrail.data.sources.user_label_sets import find_label_sets
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
@@ -119,11 +122,32 @@ def as_dataset(source: Any, class_names: Sequence[str] | None = None, progress: 
         raise VitrailError(f"the dataset, {describe_value(source)}, has no images; give it some")
     pairs = _check_first(source)
     targets = _read_targets(source, progress) if pairs else [None] * len(source)
+    if have_boxes(targets):
+        return _with_boxes(UserDataset(source, np.full(len(targets), -1, np.int64)), targets, class_names, progress)
     if (several := find_label_sets(targets, class_names or _declared_names(source))) is not None:
         return with_label_sets(UserDataset(source, np.full(len(targets), -1, np.int64), (), pairs), *several)
     labels, names = _encode_targets(targets, class_names or _declared_names(source))
     others = None if names or _unlabelled(targets) else _other_targets(targets)
     return UserDataset(source, labels, names, pairs, others, () if others is None else _target_names(others))
+
+
+def _with_boxes(
+    dataset: UserDataset, targets: list[Any], class_names: Sequence[str] | None, progress: Progress | None
+) -> Dataset:
+    """Return a dataset with the boxes of its targets, which must be the same each time they are read."""
+    for index in evenly_spaced(len(dataset), NUM_SAMPLED).tolist():
+        before, after = boxes_of_target(targets[index]), None
+        with suppress(Exception):  # the dataset check reports it
+            after = boxes_of_target(dataset.items[index][1])
+        if before is not None and after is not None and not np.array_equal(before, after, equal_nan=True):
+            raise VitrailError(
+                f"the boxes of image {index} differ each time they are read, and images are read without them; leave random "
+                "transforms to Vitrail"
+            )
+    annotations, names = read_user_boxes(targets, class_names or _declared_names(dataset.items))
+    return with_annotations(
+        dataset, annotations, names, lambda index, number: f"{dataset.describe(index)}, box {number}", progress
+    )
 
 
 def _check_first(source: Any) -> bool:

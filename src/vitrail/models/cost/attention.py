@@ -6,16 +6,16 @@ dropout nor a bias with a gradient; without it the weights of all pairs of token
 
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost.counter import INDEX_FLOATS, OpCounter, norm_parameters, norm_saved
+from vitrail.models.cost.windows import count_relative_axes, count_windows, has_own_queries
 
 
-def count_attention(c: ViTConfig, counter: OpCounter) -> None:
+def count_attention(c: ViTConfig, layer: int, counter: OpCounter) -> None:
     """Count the attention of one layer, without its rotary angles or bias of offsets."""
     t, d, h = c.tokens, c.width, c.heads
     counter.linear(t, d, 3 * d, bias=c.qkv_bias)
     counter.parameters -= 0 if c.key_bias else d
     counter.linear(t, d, d, bias=c.out_bias)
-    counter.macs += 2 * t * t * d
-    counter.saved_floats += _saved_floats(c) + t * d  # and the heads' output, the input of W_O or of a norm
+    counter.saved_floats += t * d  # the heads' output, the input of W_O or of a norm
     if c.qk_norm:
         counter.parameters += 2 * norm_parameters(d // h, c.norm_kind)
     if c.attention_norm:
@@ -23,6 +23,15 @@ def count_attention(c: ViTConfig, counter: OpCounter) -> None:
     if c.position == "relative":
         counter.parameters += (2 * t - 1) * d
         counter.macs += t * (2 * t - 1) * d
+    window, before = c.windows[layer], _floats_before(c)
+    if window is not None and c.grid != (window, window):
+        count_windows(c, window, counter, before, rotation_floats(c))
+    else:
+        counter.macs += 2 * t * t * d
+        counter.saved_floats += _saved_floats(c)
+        if c.relative_axes:
+            count_relative_axes(c, c.grid, counter, before, rotation_floats(c))
+            counter.update_peak(before + h * t * t + max(h * c.patches**2 if c.prefix_tokens else 0, t * d))
     counter.update_peak(*_peaks(c))
 
 
@@ -36,33 +45,32 @@ def _saved_floats(c: ViTConfig) -> int:
         saved += 2 * norm_saved(t * h, d // h, c.norm_kind)
     if learned_angles:  # their gradient needs queries and keys as they were, and turned by a quarter
         saved += 2 * t * d * (1 + c.qk_norm)
-    if c.attention_dropout or relative or c.relative_bias:
+    if c.attention_dropout or relative or c.relative_axes or c.relative_bias:
         saved += 3 * t * d + h * t * t * (3 if c.attention_dropout else 1)  # scaled queries and keys, values; weights
-        saved += t * d if relative and _has_own_queries(c) else 0  # queries before they are scaled, for the relative keys
-        projection_saved = c.qk_norm or learned_angles or (relative and not _has_own_queries(c))
+        saved += t * d if relative and has_own_queries(c) else 0  # queries before they are scaled, for the relative keys
+        projection_saved = c.qk_norm or learned_angles or (relative and not has_own_queries(c))
         return saved + (3 * t * d if projection_saved else 0)
     saved += 3 * t * d + t * h  # the projection, of which values are a view, and a sum for each query
-    return saved + (2 * t * d if _has_own_queries(c) else 0)
-
-
-def _has_own_queries(c: ViTConfig) -> bool:
-    """Whether queries and keys are new tensors instead of views of the projection."""
-    return c.qk_norm or c.rotation is not None
+    return saved + (2 * t * d if has_own_queries(c) else 0)
 
 
 def _peaks(c: ViTConfig) -> list[int]:
     """Floats per image at the moments of attention that may be the peak."""
     t, d, h = c.tokens, c.width, c.heads
-    # the embedded patches, the block's input, its norm, and queries, keys and values
-    before = c.patches * d + t * d * (1 + (c.norm == "pre") + 3)
-    queries = 2 * t * d if _has_own_queries(c) else 0
-    bias = h * t * t if c.position == "relative" else 0
-    peaks = [before + queries + bias + t * d * (2 + c.attention_norm)]  # the heads' output, its norm and projection
+    before = _floats_before(c)
+    peaks = [before + t * d * (2 + c.attention_norm)]  # the heads' output, its norm and projection
     if c.rotation:  # rotated queries; keys turned by a quarter, two products and their sum
-        peaks.append(before + t * d * (5 + 2 * c.qk_norm))
-    if c.position == "relative":  # scores of all offsets, then those of each pair
-        peaks.append(before + queries + h * t * (2 * t - 1) + bias)
+        peaks.append(before + t * d * (3 + 2 * c.qk_norm))
+    if c.position == "relative":  # scores of all offsets, then those of each pair; at last they and the heads' output
+        peaks.append(before + h * t * (2 * t - 1) + h * t * t)
+        peaks.append(before + h * t * t + t * d)
     return peaks
+
+
+def _floats_before(c: ViTConfig) -> int:
+    """Floats per image before the heads: embedded patches, the block's input, its norm, queries, keys and values."""
+    own = 2 if has_own_queries(c) else 0
+    return c.patches * c.width + c.tokens * c.width * (1 + (c.norm == "pre") + 3 + own)
 
 
 def count_layer_positions(c: ViTConfig, layer: int, counter: OpCounter) -> None:

@@ -1,6 +1,6 @@
-"""Cost of detection: the encoder without its pooling, and a head on a finer map of its patch tokens. Torch-free.
+"""Cost of detection: the encoder without its pooling, and a head on a finer map of its patch tokens, or queries. Torch-free.
 
-n patches, t tokens, d width.
+n patches, t tokens, d width, q queries.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import Cost, total_cost
 from vitrail.models.cost.counter import OpCounter
+from vitrail.models.cost.eomt import stages_with_queries
 from vitrail.models.cost.segmentation import encoder_stages
 
 
@@ -20,6 +21,24 @@ def dense_detector_cost(
     rows, columns = (side << upscale_blocks for side in config.grid)
     stage = head.to_stage("head", batch, classes + 4, rows, columns)
     return total_cost((*encoder_stages(config, layers, batch), stage), config.tokens, config.grid)
+
+
+def query_detector_cost(
+    config: ViTConfig, classes: int, queries: int, query_blocks: int, query_positions: bool, batch: int = 1
+) -> Cost:
+    """Compute the cost like ``cost``, with queries in the last blocks, after each of which boxes are predicted in training."""
+    q, d = queries, config.width
+    head = OpCounter(parameters=q * d * (query_blocks if query_positions else 1))
+    for outputs in (classes + 1, 4):
+        head.linear(q, d, d)
+        head.linear(q, d, d)
+        head.linear(q, d, outputs)
+    # the norm of the queries and its output, two hidden layers of both MLPs, and what the loss needs of each pair
+    saved = q * (2 * d + 2 + 2 * 2 * d + 2 * (classes + 1) + 16)
+    head.saved_floats += query_blocks * saved - q * (2 * d + 2)  # that of the last is the encoder's
+    head.update_peak(q * (3 * d + classes + 5))
+    stages = (*stages_with_queries(config, queries, query_blocks, batch), head.to_stage("head", batch, classes + 5, q, 1))
+    return total_cost(stages, config.tokens, config.grid)
 
 
 def _centre_head(config: ViTConfig, classes: int, layers: Sequence[int], upscale_blocks: int, map_width: int) -> OpCounter:

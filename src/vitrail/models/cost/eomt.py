@@ -18,11 +18,16 @@ def eomt_cost(
     """Compute the cost like ``cost``, with queries in the last blocks. In training, masks are predicted before each of them."""
     if upscale_blocks is None:
         upscale_blocks = num_upscale_blocks(config.patch_stride)
-    last = [f"block {config.depth - index}" for index in range(query_blocks)]
-    longer = _with_registers(config, queries, batch)
-    stages = [longer[stage.name] if stage.name in last else stage for stage in encoder_stages(config, (config.depth,), batch)]
+    stages = stages_with_queries(config, queries, query_blocks, batch)
     head = _query_head(config, classes, queries, upscale_blocks, query_blocks + 1)
     return total_cost((*stages, head.to_stage("head", batch, classes, *config.image)), config.tokens, config.grid)
+
+
+def stages_with_queries(config: ViTConfig, queries: int, query_blocks: int, batch: int) -> list[Stage]:
+    """Return the stages of an encoder with queries in its last blocks."""
+    last = [f"block {config.depth - index}" for index in range(query_blocks)]
+    longer = _with_registers(config, queries, batch)
+    return [longer[stage.name] if stage.name in last else stage for stage in encoder_stages(config, (config.depth,), batch)]
 
 
 def num_upscale_blocks(patch: Pair) -> int:

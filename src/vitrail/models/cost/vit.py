@@ -58,6 +58,10 @@ def _tokens(c: ViTConfig) -> OpCounter:
     tables = len({table for table in c.layers_with_position if table is not None})
     counter = OpCounter(parameters=c.prefix_tokens * c.width + tables * _position_parameters(c))
     counter.update_peak(2 * c.tokens * c.width)
+    if c.table_grid not in (None, c.grid):  # resized along one axis, then along the other, each time a table is added
+        (rows, columns), (old_rows, old_columns) = c.grid, c.table_grid or c.grid
+        counter.macs += (old_rows * columns * old_columns + rows * old_rows * columns) * c.width * _num_added_tables(c)
+        counter.saved_floats_fixed += rows * old_rows + columns * old_columns
     if c.rotation and not c.rotation.mixed:
         counter.saved_floats_fixed += rotation_floats(c)
     if c.dropout:
@@ -67,9 +71,13 @@ def _tokens(c: ViTConfig) -> OpCounter:
     return counter
 
 
+def _num_added_tables(c: ViTConfig) -> int:
+    return sum(table is not None for table in c.layers_with_position)
+
+
 def _position_parameters(c: ViTConfig) -> int:
     learned = {
-        "learned1d": c.patches * c.width,
+        "learned1d": prod(c.table_grid or c.grid) * c.width,
         "learned2d": sum(c.grid) * c.width // 2,
         "learned2d-sum": sum(c.grid) * c.width,
     }
@@ -80,7 +88,7 @@ def _block(c: ViTConfig, layer: int) -> OpCounter:
     t, d = c.tokens, c.width
     counter = OpCounter(peak_floats_fixed=rotation_floats(c) + bias_floats(c))
     count_layer_positions(c, layer, counter)
-    count_attention(c, counter)
+    count_attention(c, layer, counter)
     _mlp(c, counter)
     for _ in range(2):
         counter.norm(t, d, c.norm_kind)

@@ -218,13 +218,21 @@ function captionText({ config, tokens, grid, batch, norm }) {
   return `${plural(grid[0] * grid[1], "patch", "patches")} of size ${formatSize(config.patch)}${config.prefix ? ` and ${plural(config.prefix, "prefix token")} give` : " give"} ${tokens} tokens. The attention scores `
     + `of one layer are ${formatSI(scores)} values and grow quadratically with the number of tokens; `
     + `everything else grows linearly. The matrix products of attention are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + config.mlp_outputs + config.mlp), 0)} of a `
-      + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm is applied to the sum" : norm === "branch" ? ", after its norm" : ""}.${attentionPositions(config)}`;
+      + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm is applied to the sum" : norm === "branch" ? ", after its norm" : ""}.${attentionPositions(config)}${windowText(config)}`;
+}
+
+// Which blocks the figures of attention are of, if others attend in windows.
+function windowText({ windows }) {
+  const side = windows.find((window) => window !== null), globalBlocks = windows.flatMap((window, index) => (window === null ? [index + 1] : []));
+  if (side === undefined) return "";
+  return ` In ${globalBlocks.length ? `all blocks but ${globalBlocks.join(", ")}` : "all blocks"}, patches attend in windows of ${side} x ${side}, so that their scores grow linearly; shown is a block without.`;
 }
 
 // What attention knows of positions beside what is added to the tokens.
-function attentionPositions({ position, rotary, relative_bias }) {
+function attentionPositions({ position, rotary, relative_bias, relative_axes }) {
   const parts = [rotary || position === "rotary" ? "queries and keys are rotated by their position" : null,
-    relative_bias ? "a bias by the offset of two patches is added to the scores" : null].filter(Boolean);
+    relative_bias ? "a bias by the offset of two patches is added to the scores" : null,
+    relative_axes ? "the products of the query with embeddings of how many rows and columns two patches are apart are added to the scores" : null].filter(Boolean);
   return parts.length ? ` In attention, ${parts.join(", and ")}.` : "";
 }
 
@@ -299,10 +307,10 @@ function arrow(x1, y1, x2, y2, kind = "arrow") {
 }
 
 // The labels of a block's boxes: a norm of the heads' output or of the hidden layer has no box of its own.
-function blockWords({ position, rotary, relative_bias, mlp_kind, attention_norm, mlp_norm }) {
+function blockWords({ position, rotary, relative_bias, relative_axes, mlp_kind, attention_norm, mlp_norm }) {
   return {
     qkv: rotary || position === "rotary" ? "q, k, v, rotate" : "q, k, v",
-    scores: relative_bias ? "Scores, bias, softmax" : "Scores, softmax",
+    scores: relative_bias || relative_axes ? "Scores, bias, softmax" : "Scores, softmax",
     project: attention_norm ? "Norm, project" : "Project",
     up: `Linear, ${mlp_kind === "swiglu" ? "SwiGLU" : "GELU"}`,
     down: mlp_norm ? "Norm, linear" : "Linear",

@@ -68,11 +68,12 @@ export class AttentionPair {
 
   #python() {
     const { layer, head, query, key } = this.pair ?? this.params ?? { layer: 0, head: 0, query: 0, key: 0 };
-    const { relative_bias } = this.store.model.config;
+    const { relative_bias, relative_axes, window } = this.store.model.config;
     return this.store.python(`with torch.no_grad(), vitrail.record_activations(model, "blocks.${layer}.attention.queries", "blocks.${layer}.attention.keys") as activations:`,
       "    model(images)",
       `q = activations["blocks.${layer}.attention.queries"][0][0, ${head}, ${query}]`, `k = activations["blocks.${layer}.attention.keys"][0][0, ${head}]`,
-      this.pair?.position_offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.row(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
+      relative_axes || window ? `scores = model.blocks[${layer}].attention.scores(q[None, None, None], k[None, None], model.grid(images), [${query}], [${head}])[0, 0, 0]`
+        : this.pair?.position_offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.row(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
       ...(relative_bias ? [`scores = scores + model.relative_bias[${relative_bias.shared ? 0 : layer}](model.grid(images))[${head}, ${query}].detach()`] : []),
       `print(q @ k[${key}], scores[${key}], scores.max(), (scores - scores.max()).exp().sum(), scores.softmax(dim=0)[${key}])`,
       `weight = vitrail.explain.attention(model, images, layers=[${layer}], heads=[${head}], queries=[${query}])[0, 0, 0, 0, ${key}]`, "print(weight)");

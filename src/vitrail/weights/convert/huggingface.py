@@ -12,7 +12,7 @@ from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, ModelConfig, ViTConfig
-from vitrail.weights.convert import huggingface_eomt, inspect
+from vitrail.weights.convert import huggingface_eomt, huggingface_yolos, inspect, vitdet
 from vitrail.weights.convert.huggingface_families import FAMILIES, MISSING_FEATURES
 from vitrail.weights.convert.huggingface_towers import convert_tower
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
@@ -43,19 +43,25 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 def names_family(sidecar: Mapping[str, Any]) -> bool:
     """Return whether config.json names a family that is known, whatever its tensors are named."""
     model_type = sidecar.get("model_type")
-    return isinstance(model_type, str) and (model_type in FAMILIES or model_type in MISSING_FEATURES)
+    return isinstance(model_type, str) and (
+        model_type in FAMILIES or model_type in MISSING_FEATURES or model_type == vitdet.MODEL_TYPE
+    )
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
     if "auto_map" in sidecar:
         raise VitrailError("config.json would execute its own code (auto_map), which is never done")
     model_type = sidecar.get("model_type", "vit")
-    if model_type in huggingface_eomt.MODEL_TYPES:
-        checkpoint = huggingface_eomt.convert_checkpoint(file, sidecar, overrides)
+    is_yolos = huggingface_yolos.matches(file, sidecar)
+    if is_yolos or model_type in huggingface_eomt.MODEL_TYPES:
+        converter = huggingface_yolos if is_yolos else huggingface_eomt
+        checkpoint = converter.convert_checkpoint(file, sidecar, overrides)
         assert isinstance(checkpoint.config, ViTConfig)
-        fields, fit = huggingface_eomt.preprocessor_fields(sidecar, checkpoint.config, checkpoint.assumed)
+        fields, fit = converter.preprocessor_fields(sidecar, checkpoint.config, checkpoint.assumed)
         preprocess = _preprocess({**sidecar, "preprocessor": fields}, checkpoint.config, checkpoint.assumed)
         return replace(checkpoint, preprocess=preprocess.with_fit(fit))
+    if model_type == vitdet.MODEL_TYPE:
+        return vitdet.convert_checkpoint(file, sidecar, overrides)
     if isinstance(model_type, str) and model_type in FAMILIES:
         tower = convert_tower(file, sidecar, overrides)
         assert isinstance(tower.config, ViTConfig)

@@ -75,8 +75,9 @@ FAMILIES = {
 # Families with tensor names of the others that compute something else.
 MISSING_FEATURES = {
     "vitpose_backbone": "padded images",
-    "swin": "windowed attention",
-    "sam_vision_model": "windowed attention (SAM)",
+    "swin": "windows that are shifted",
+    "sam": "a neck of convolutions (SAM)",
+    "sam_vision_model": "a neck of convolutions (SAM)",
     "pixtral": "rotary positions of Pixtral's kind",
     "radio": "several class tokens",
 }

@@ -15,7 +15,7 @@ from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision", "segmenter"]
 Decoder = Path | dict[str, Tensor]  # its file, or its tensors in our names
-ReadOrigin = Origin | Literal["open_clip", "perception_encoder", "aimv2", "mmpretrain", "vit_pytorch"]  # not written
+ReadOrigin = Origin | Literal["open_clip", "perception_encoder", "aimv2", "mmpretrain", "vit_pytorch", "vitdet"]  # not written
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,8 @@ def refuse_published_features(config: ViTConfig, format: str, instead: str) -> N
     features = {
         "rotary positions": config.rotary is not None,
         "a relative position bias": config.relative_bias is not None,
+        "attention in windows": config.window is not None,
+        "relative positions along the axes": config.relative_axes,
         "RMSNorm": config.norm_kind != "layer",
         "a norm of the patches": config.patch_norm != "none",
         "a norm inside attention": config.attention_norm,

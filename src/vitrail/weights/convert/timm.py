@@ -31,7 +31,7 @@ CROP_MODES: dict[Fit, str] = {"crop": "center", "pad": "border", "stretch": "squ
 MISSING_FEATURES = {
     r"^blocks\.0\.(attns|ffns|in_proj|mlp_out_proj)\.": "parallel blocks",
     r"^blocks\.0\.attn\.lambda": "differential attention",
-    r"^blocks\.0\.attn\.rel_pos_[hw]$": "windowed attention (SAM)",
+    r"^blocks\.0\.attn\.rel_pos_[hw]$": "a neck of convolutions (SAM)",
     r"^patch_embed\.backbone\..*running_mean$": "a stem with batch norm",
     r"^pos_embed_[xy]$": "a factorised position table",
 }

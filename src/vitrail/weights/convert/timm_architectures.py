@@ -353,7 +353,7 @@ MISSING_FEATURES = {
     r"vit_\w+_(resnet26d|resnet50d)": "a ResNet stem with batch norm",
     r"vit_base_mci": "a convolutional stem with batch norm",
     r"naflexvit_\w+_parfac": "a factorised position table",
-    r"samvit|vit_\w*sam_": "windowed attention (SAM)",
+    r"samvit|vit_\w*sam_": "a neck of convolutions (SAM)",
     r"vitamin|swin|cait|convit|crossvit|levit|maxvit|hiera|mvit|pvt|pit_|twins|xcit": "this family of models",
 }
 

@@ -115,6 +115,8 @@ def missing_features(c: ViTConfig, base: BaseArchitecture) -> list[str]:
         "projections without biases": not c.out_bias and not base.is_plain,
         # positions
         "position embeddings of type relative": c.position == "relative",
+        "attention in windows": c.window is not None,
+        "relative positions along the axes": c.relative_axes,
         "a position table": c.position != "none" and relpos,
         "no position table": c.position == "none" and base.is_plain,
         "rotary positions": c.rotation is not None and not eva,
