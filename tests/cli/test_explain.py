@@ -299,7 +299,7 @@ def test_a_segmentation_model_explains_a_pixel(capsys: Capture) -> None:
 
 def test_a_detection_model_explains_a_box(capsys: Capture) -> None:
     save(random_detector(), Path("boxes"))
-    assert run(["predict", "boxes", "c.png", "--json"]) == 0
+    assert run(["predict", "boxes", "c.png", "--threshold", "0", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["predictions"]
     expected = found["boxes"][2]
     assert run(["explain", "boxes", "c.png", "--box", "2", "--method", "gradcam", "--out", "page", "--json"]) == 0

@@ -11,18 +11,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.explain.box import BoxClassifier, box_scores, detect, locate_boxes
+from vitrail.explain.box import BoxClassifier, box_scores, detect, detection_task, locate_boxes, reaches_threshold
 from vitrail.tasks.box_decoding import Detections, boxes_of_cells
-from vitrail.tasks.detection import Box, DetectionTask
-from vitrail.tasks.registry import model_task
-
-MIN_SHOWN_SCORE = 0.3  # of the detections that are drawn, and of those that the benchmark explains
+from vitrail.tasks.detection import Box
 
 
 @dataclass(frozen=True)
 class BoxSelection:
-    """A detection by its index, 0 being the one with the highest score, or by a pixel in it: column and row in the upright
-    image; of several that contain it the one with the highest score. Without either the best one."""
+    """A detection by its index in the prediction, 0 being the best one, or by a pixel in it: column and row in the upright
+    image; of several that contain it the first. Without either the best one.
+
+    Boxes whose score is below the threshold of their class follow behind the predicted ones.
+    """
 
     index: int | None = None
     point: tuple[int, int] | None = None
@@ -32,13 +32,13 @@ class BoxSelection:
 class ExplainedBox:
     """A detection that is explained, and all that are found in its image."""
 
-    index: int | None  # among the detections, whose scores decrease; None: it is not among them
+    index: int | None  # among the detections; None: it is not among them
     label: str
     score: float
     box: Box  # in pixels of the image
     size: tuple[int, int]  # width and height of the image
     inside: Bool[Tensor, "height width"]  # which pixels of the model's input lie in the box
-    detections: Detections  # without an axis of images, in pixels of the model's input; those that are drawn, and this one
+    detections: Detections  # those of the prediction and this one, without an axis of images, in pixels of the model's input
 
     @property
     def text(self) -> str:
@@ -61,8 +61,7 @@ def select_boxes(
 ) -> Iterator[tuple[ExplainedBox, BoxClassifier, tuple[int, ...]]]:
     """Yield each detection of an image to explain, its classifier, and the classes of it; ``size`` is the image's width and
     height. A selected box is explained as all targets, else the best box of each target as this one."""
-    task, input_size = model_task(model), (batch.shape[2], batch.shape[3])
-    assert isinstance(task, DetectionTask)
+    task, input_size = detection_task(model), (batch.shape[2], batch.shape[3])
     outputs, peaks = detect(model, batch)
     count = int((peaks.scores[0] > 0).sum())
     scores, labels, cells = (values[0, :count] for values in peaks)
@@ -73,7 +72,7 @@ def select_boxes(
         classifier = BoxClassifier(model, outputs, cells.new_tensor([cell]), cells.new_tensor([label]), input_size)
         same = ((cells == cell) & (labels == label)).nonzero()[:, 0].tolist()
         (box,) = task.restore_boxes(classifier.boxes, (size[1], size[0])).tolist()
-        shown = scores >= MIN_SHOWN_SCORE
+        shown = reaches_threshold(task, scores, labels)
         shown[same] = True
         found = Detections(*(values[shown].cpu() for values in (input_boxes, scores, labels)))
         inside = classifier.box_masks(input_size)[0].cpu() >= 0.5
@@ -114,9 +113,9 @@ def best_boxes(
     model: Any, batch: Float[Tensor, "b c height width"], target: int | None = None
 ) -> tuple[BoxClassifier, Int[Tensor, " r"], Bool[Tensor, " b"]]:
     """Return a classifier of the best box of each image, or of the best one of a class, the classes, and in which of the images
-    its score is high enough for it to count as detected: r of them."""
+    it is predicted, since its score reaches the threshold: r of them."""
     outputs, cells, labels = locate_boxes(model, batch, label=target)
-    present = box_scores(outputs, cells, labels) >= MIN_SHOWN_SCORE
+    present = reaches_threshold(detection_task(model), box_scores(outputs, cells, labels), labels)
     input_size = batch.shape[2], batch.shape[3]
     classifier = BoxClassifier(model, outputs[present], cells[present], labels[present], input_size)
     return classifier, classifier.labels, present

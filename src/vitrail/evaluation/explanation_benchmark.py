@@ -21,7 +21,7 @@ from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, Subset
 from vitrail.errors import VitrailError
-from vitrail.evaluation.box_selection import MIN_SHOWN_SCORE, best_boxes
+from vitrail.evaluation.box_selection import best_boxes
 from vitrail.evaluation.region_selection import largest_predicted_regions
 from vitrail.explain.attention import as_vit, eval_mode
 from vitrail.explain.box import BoxClassifier
@@ -188,7 +188,7 @@ def _nothing_predicted(model: nn.Module, target: int | None) -> str:
     if not model_task(model).config.has_boxes:
         return "no pixel of these images is predicted to be of this class; name another with --class"
     what = "nothing" if target is None else f"no {model_task(model).class_names[target]}"
-    return f"{what} is detected in these images with a score of at least {MIN_SHOWN_SCORE}; name other images, or train longer"
+    return f"{what} is detected in these images with a score that reaches the threshold of its class; name other images"
 
 
 def _batches(model: nn.Module, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -68,8 +68,8 @@ class BoxClassifier(RegionClassifier):
 def box_classifier(
     detector: nn.Module, images: Float[Tensor, "b c height width"], index: int | None = None, label: int | None = None
 ) -> BoxClassifier:
-    """Return a detection model as a classifier of one box in each image: of the detection with this index, the one with the
-    highest score being 0, else of the best one of a class, or of all. ``labels``, ``scores`` and ``boxes`` of the classifier
+    """Return a detection model as a classifier of one box in each image: of the detection with this index in a prediction, the
+    best one being 0, else of the best one of a class, or of all. ``labels``, ``scores`` and ``boxes`` of the classifier
     say which these are."""
     outputs, cells, labels = locate_boxes(detector, images, index, label)
     return BoxClassifier(detector, outputs, cells, labels, (images.shape[2], images.shape[3]))
@@ -100,8 +100,9 @@ def box_scores(
 def detect(
     detector: nn.Module, images: Float[Tensor, "b c height width"]
 ) -> tuple[Float[Tensor, "b channels rows columns"], Peaks]:
-    """Return the outputs of a detection model, which are finite, and the cells and classes of its detections."""
-    task = _detection_task(detector)
+    """Return the outputs of a detection model, which are finite, and the cells and classes of its detections: first those of a
+    prediction, whose score reaches the threshold of their class, then the others."""
+    task = detection_task(detector)
     was_training = detector.training
     detector.eval()
     try:
@@ -110,10 +111,18 @@ def detect(
         detector.train(was_training)
     if not outputs.isfinite().all():
         raise VitrailError("the model's outputs are not finite (NaN/Inf); its weights may be damaged")
-    return outputs, find_peaks(outputs, task.config.max_detections)
+    peaks = find_peaks(outputs, task.config.max_detections)
+    order = reaches_threshold(task, peaks.scores, peaks.labels).int().argsort(dim=1, descending=True, stable=True)
+    return outputs, Peaks(*(values.gather(1, order) for values in peaks))
 
 
-def _detection_task(model: nn.Module) -> DetectionTask:
+def reaches_threshold(task: DetectionTask, scores: Float[Tensor, "*b m"], labels: Int[Tensor, "*b m"]) -> Bool[Tensor, "*b m"]:
+    """Return whether scores reach the thresholds of their classes, so that the boxes are predicted."""
+    return scores >= task.threshold_row().to(scores.device)[labels]
+
+
+def detection_task(model: nn.Module) -> DetectionTask:
+    """Return the task of a detection model; others are refused."""
     described: Any = model
     task = model_task(described) if hasattr(described, "metadata") else None
     if not isinstance(task, DetectionTask):
