@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tests.preprocess_image import preprocess_image
+from tests.small_detector import random_detector
 from tests.small_models import small_vit
 from tests.tasks.test_own_task import Brightness
 from tests.tiers import quick_first
@@ -296,15 +297,43 @@ def test_a_segmentation_model_explains_a_pixel(capsys: Capture) -> None:
     assert "insertion" in capsys.readouterr().out
 
 
+def test_a_detection_model_explains_a_box(capsys: Capture) -> None:
+    save(random_detector(), Path("boxes"))
+    assert run(["predict", "boxes", "c.png", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    expected = found["boxes"][2]
+    assert run(["explain", "boxes", "c.png", "--box", "2", "--method", "gradcam", "--out", "page", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (image,) = answer["images"]
+    assert image["detection"] == {
+        "index": 2,
+        "label": expected["label"],
+        "score": pytest.approx(expected["score"]),
+        "box": pytest.approx(expected["box"]),
+        "size": [30, 24],
+    }
+    assert (image["explained"], set(image["curves"])) == (expected["label"], {"random", "edges", "gradcam"})
+    assert {"00-c-region.png", "00-c-deletion.svg", "00-c-gradcam.png"} <= set(answer["files"])
+    page = Path("page/index.html").read_text()
+    assert f"Prediction for detection 2 ({expected['label']}, columns " in page
+    assert "Attention heads, query: the patch at the centre of the box" in page
+    assert run(["explain", "boxes", "c.png", "--box", "best", "--class", "star", "--method", "rollout", "--out", "page"]) == 0
+    assert "star" in capsys.readouterr().out
+    assert run(["explain", "boxes", "c.png", "--box", "30,0"]) == 2
+    assert "--box must lie in the image, which is 30x24, got 30,0; try --box best" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (["--box", "first"], "--box must be the index of a detection, best, or X,Y in pixels, got 'first'; try --box 0"),
+        (["--box", "1"], "boxes are explained of detection models"),
         (["--pixel", "3"], "--pixel must be X,Y in pixels, got '3'; try --pixel 16,12"),
         (["--region", "1,2,3"], "--region must be X,Y,W,H in pixels, got '1,2,3'; try --region 16,12,40,30"),
         (["--pixel", "3,4", "--region", "1,2,3,4"], "--pixel and --region both say what is explained"),
         (["--pixel", "3,4"], "pixels are explained of segmentation models"),
     ],
 )
-def test_pixels_that_are_none(options: list[str], sentence: str, capsys: Capture) -> None:
+def test_pixels_and_boxes_that_are_none(options: list[str], sentence: str, capsys: Capture) -> None:
     assert run(["explain", "mine", "c.png", *options]) == 2
     assert sentence in capsys.readouterr().err

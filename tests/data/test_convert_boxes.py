@@ -211,7 +211,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
     assert run([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["counts"] == {"train": 5, "validation": 1, "test": 1}
-    assert result["classes"] == ["figure", "ornament"]
+    assert result["classes"] == ["figure"]
     assert result["path"] == str(tmp_path / "out/boxes.csv")
     assert result["boxes"]["train"] == (tmp_path / "out/boxes.csv").read_text().count(",train,")
     assert set(result) == {"path", "to", "classes", "counts", "boxes", "skipped", "resumed", "notes"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitrail
-from tests.evaluation.detectors import CLASSES, SIZE, boxed_images, random_detector
+from tests.small_detector import CLASSES, SIZE, boxed_images, random_detector
 from tests.tasks.detected_scenes import Scene, evaluate_with_pycocotools
 from vitrail.data.loader import build_eval_loader
 from vitrail.data.sources.dataset import DatasetSplits

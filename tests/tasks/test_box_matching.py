@@ -9,7 +9,16 @@ from numpy import ndarray
 from tests.reference_libraries import reference_library
 from tests.tasks.detected_scenes import EMPTY_SCENE, Scene, random_boxes, random_scene
 from vitrail.data.sources.objects import NO_OBJECTS, build_objects
-from vitrail.tasks.box_matching import RIGHT, UNCOUNTED, WRONG, box_iou, confusion_with_background, match_image, pair_boxes
+from vitrail.tasks.box_matching import (
+    RIGHT,
+    UNCOUNTED,
+    WRONG,
+    box_agreement,
+    box_iou,
+    confusion_with_background,
+    match_image,
+    pair_boxes,
+)
 
 CLASSES = 4
 LOW = np.zeros(CLASSES)  # score thresholds
@@ -56,6 +65,19 @@ def test_detections_in_a_crowd_and_of_other_sizes_do_not_count() -> None:
     medium = build_objects([BOX], [0], areas=np.array([1025.0]))  # by its mask; the boxes have 800 pixels
     assert outcomes([BOX, ELSEWHERE], medium, [0.9, 0.8], area=1)[:, 0].tolist() == [UNCOUNTED, WRONG]
     assert outcomes([BOX, ELSEWHERE], medium, [0.9, 0.8], area=2)[:, 0].tolist() == [RIGHT, UNCOUNTED]
+
+
+def test_agreement_is_the_f1_of_the_boxes_of_all_images() -> None:
+    first = np.array([[*BOX, 0.9, 1], [*ELSEWHERE, 0.3, 1], [5, 5, 5, 9, 0.9, 1]])  # the last has no area
+    second = np.array([[*ELSEWHERE, 0.2, 0]])
+    none = np.zeros((0, 6))
+    assert box_agreement([first, second], [first, second]) == 1
+    assert box_agreement([none, none], [none, none]) == 1
+    assert box_agreement([first, none], [first, second]) == 2 * 2 / 5
+    assert box_agreement([none, none], [first, second]) == 0
+    shifted = np.array([[*SHIFTED, 0.1, 1], [*BOX, 0.05, 1], [*ELSEWHERE, 0.3, 0]])
+    assert box_agreement([shifted, second], [first, second]) == 2 * 2 / 7, "a box is matched once, and with its class"
+    assert box_agreement([second, first], [first, second]) == 0, "images are not mixed"
 
 
 def test_only_the_best_detections_of_each_class_are_kept() -> None:

@@ -187,7 +187,7 @@ def test_boxes_have_the_scores_of_all_images_together(tmp_path: Path) -> None:
         for kind in ("", "true_"):
             labels = row[f"{kind}labels"].split(";") if row[f"{kind}labels"] else []
             assert len(labels) == int(row[f"{kind}objects"])
-            assert set(labels) <= {"figure", "ornament"}
+            assert set(labels) <= {"figure"}
     assert sum(int(row["true_objects"]) for row in rows) == len(detected.objects)
     page = run.report.read_text()
     assert "<h2>Confusion between classes and with the background</h2>" in page

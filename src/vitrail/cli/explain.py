@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from vitrail.evaluation.box_selection import BoxSelection
     from vitrail.evaluation.explanation_benchmark import MeanAndError, MethodScore
     from vitrail.evaluation.explanations import Explanation
     from vitrail.evaluation.region_selection import PixelSelection
@@ -78,6 +79,14 @@ def explain(
             "largest class.",
         ),
     ] = None,
+    box: Annotated[
+        str | None,
+        saliency_option(
+            metavar="N|best|X,Y",
+            help="Detection that is explained, of a detection model: its index from 0, best, or a pixel in it; default: that "
+            "with the highest score, or with the highest of the class.",
+        ),
+    ] = None,
     faithfulness: Annotated[
         str | None,
         faithfulness_option(
@@ -115,7 +124,7 @@ def explain(
     from vitrail.tasks.registry import model_task
     from vitrail.weights.load import load
 
-    methods, pixels = _check_methods(method), _parse_pixels(pixel, region)
+    methods, pixels, box_selection = _check_methods(method), _parse_pixels(pixel, region), _parse_box(box)
     model = load(source).to(select_device(device))
     vit = as_vit(model)
     task = model_task(model)
@@ -130,7 +139,7 @@ def explain(
     check_queries(model, views)
     explanations: list[Explanation] = []
     with progress_bars() as on_progress:
-        for explanation in explain_images(model, names, methods, numbers, views, pixels):
+        for explanation in explain_images(model, names, methods, numbers, views, pixels, box_selection):
             explanations.append(explanation)
             on_progress("explaining", len(explanations), len(names) * len(numbers or [0]))
         images = [explanation.image for explanation in explanations if not explanation.is_another_target]
@@ -196,6 +205,19 @@ def _parse_pixels(pixel: str | None, region: str | None) -> "PixelSelection | No
         x, y, width, height = map(int, region.split(","))
         return PixelSelection(box=(x, y, width, height))
     return None
+
+
+def _parse_box(text: str | None) -> "BoxSelection | None":
+    from vitrail.evaluation.box_selection import BoxSelection
+
+    if text is None or text == "best":
+        return None if text is None else BoxSelection()
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})?", text, re.ASCII):
+        raise VitrailError(
+            f"--box must be the index of a detection, best, or X,Y in pixels, got {printable(text[:40])!r}; try --box 0"
+        )
+    first, *second = map(int, text.split(","))
+    return BoxSelection(point=(first, second[0])) if second else BoxSelection(first)
 
 
 def _check_methods(methods: "list[str] | None") -> "list[str] | None":

@@ -57,7 +57,7 @@ def export(
     max_drop: Annotated[
         float,
         int8_option(
-            metavar="POINTS", min=0, max=99, help="Largest accepted loss of accuracy or mean IoU, in percentage points."
+            metavar="POINTS", min=0, max=99, help="Largest accepted loss of accuracy, mean IoU or AP, in percentage points."
         ),
     ] = 0.5,
     calibration: Annotated[int, int8_option(metavar="N", min=1, help="Number of images to calibrate the scales on.")] = 128,
@@ -139,6 +139,7 @@ def _print_result(result: "ExportResult") -> None:
         ("accuracy", parity.torch_top1, parity.file_top1),
         ("mAP", parity.torch_map, parity.file_map),
         ("mean IoU", parity.torch_miou, parity.file_miou),
+        ("AP", parity.torch_ap, parity.file_ap),
     ):
         if expected is not None and actual is not None:
             add_row(sheet, f"{metric} with torch", f"{expected:.2%}")

@@ -75,7 +75,7 @@ TargetsOption = Annotated[
 def column_options(message: str) -> str:
     """Return a message with the options of the command in place of those of Python."""
     return re.sub(
-        r"(?<![\w.-])(labels_column|separator|target|ignore|tile|overlap)=(?=[^\s=])",
+        r"(?<![\w.-])(labels_column|separator|target|ignore|tile|overlap|threshold)=(?=[^\s=])",
         lambda match: f"--{match[1].replace('_', '-')} ",
         message,
     )

@@ -11,8 +11,16 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from vitrail.cli.console import make_console, print_json, progress_bars
+from vitrail.cli.dense_output import (
+    COCO_SUFFIX,
+    BoxFormatName,
+    check_dense_output,
+    choose_folder,
+    write_coco_masks,
+    write_coco_results,
+    write_folder,
+)
 from vitrail.cli.input_paths import ProgressCallback, expand_paths
-from vitrail.cli.mask_output import COCO_SUFFIX, check_mask_output, write_coco_file, write_mask_folder
 from vitrail.cli.options import (
     BatchOption,
     CompileOption,
@@ -29,7 +37,7 @@ from vitrail.cli.options import (
     select_speedups,
     warn_about_compiling,
 )
-from vitrail.cli.panels import output_option
+from vitrail.cli.panels import model_option, output_option
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -67,12 +75,24 @@ def predict(
         Path | None,
         output_option(
             metavar="FILE|DIR",
-            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder; masks as PNG files to a "
-            "folder, or to a .json file as COCO has them.",
+            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder; masks as PNG files and images "
+            "with boxes to a folder, or to a .json file as COCO has them.",
         ),
     ] = None,
     overlay: Annotated[bool, output_option("--overlay", help="Write each mask over its image, too, into the folder.")] = False,
+    box_format: Annotated[
+        BoxFormatName | None,
+        output_option("--format", help="Of boxes in a folder: images with the boxes, YOLO's label files, or part files."),
+    ] = None,
+    annotations: Annotated[
+        Path | None,
+        output_option(metavar="FILE.json", help="COCO file whose ids of images and categories --out boxes.json has."),
+    ] = None,
     rows_per_file: RowsPerFileOption = None,
+    threshold: Annotated[
+        float | None,
+        model_option(metavar="SCORE", help="Score from which on a box, or one of several labels, is predicted."),
+    ] = None,
     batch: BatchOption = 32,
     compile: CompileOption = False,
     merge_tokens: MergeTokensOption = None,
@@ -106,13 +126,22 @@ def predict(
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
     predictor = require_outputs(load_predictor(model, speedups=speedups, device=device))
     options = {"merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
-    job = PredictJob(model, predictor, names, top, batch, workers, parse_tile(tile), overlap, tta, options, json)
-    has_masks = check_mask_output(predictor, out, folder, overlay, rows_per_file)
+    job = PredictJob(model, predictor, names, top, batch, workers, parse_tile(tile), overlap, tta, threshold, options, json)
+    check_dense_output(
+        predictor,
+        out,
+        folder,
+        overlay=overlay,
+        box_format=box_format,
+        annotations=annotations,
+        rows_per_file=rows_per_file,
+    )
     warn_about_compiling(speedups)
     if out is not None and folder:
-        _write_parts(job, out, rows_per_file) if not has_masks else write_mask_folder(job, out, overlay)
+        prediction_folder = choose_folder(job, out, overlay, box_format)
+        _write_parts(job, out, rows_per_file) if prediction_folder is None else write_folder(job, prediction_folder)
     elif out is not None and kind == COCO_SUFFIX:
-        write_coco_file(job, out)
+        write_coco_masks(job, out) if predictor.task.config.has_masks else write_coco_results(job, out, annotations)
     else:
         _write_rows(job, kind, out)
 
@@ -124,7 +153,7 @@ def _write_rows(job: PredictJob, kind: str | None, out: Path | None) -> None:
     predictions = job.predictions(job.names)  # checks the options before anything is printed
     sink: AbstractContextManager[WritePrediction]
     if kind is not None:
-        sink = open_prediction_writer(kind, task.columns(job.top), out)
+        sink = open_prediction_writer(kind, task.row_columns(job.top), out)
     else:
         sink = nullcontext(
             (lambda row: collected.append(row.plain())) if json else _table_writer(job.names, task.table_columns())
@@ -188,7 +217,7 @@ def _output_format(model: str, csv: bool, jsonl: bool, out: Path | None, json: b
     if folder:
         return ".jsonl"
     if out.suffix.lower() in IMAGE_SUFFIXES:
-        raise VitrailError(f"--out is a folder for masks, or a .csv, .jsonl or .json file, got {out}; try {out.stem}")
+        raise VitrailError(f"--out is a folder, or a .csv, .jsonl or .json file, got {out}; try {out.stem}")
     check_output_file(out, "--out", model, (*PREDICTION_SUFFIXES, COCO_SUFFIX))
     return out.suffix.lower()
 

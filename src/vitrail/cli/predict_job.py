@@ -27,20 +27,22 @@ class PredictJob:
     tile: "TileSize"
     overlap: float
     tta: "TTAMode | None"
+    threshold: float | None
     options: dict[str, Any]  # of the model, which change its predictions
     json: bool
 
     def predictions(self, names: Sequence[str]) -> Generator[Any, None, None]:
         from vitrail.inference.predict import iter_predictions
 
-        return iter_predictions(self.predictor, names, self.top, self.batch, self.workers, self.tile, self.overlap, self.tta)
+        options = self.tile, self.overlap, self.tta, self.threshold
+        return iter_predictions(self.predictor, names, self.top, self.batch, self.workers, *options)
 
     def request(self) -> dict[str, Any]:
         """Return what the predictions depend on; a folder is resumed only for the same."""
         data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in self.names)).hexdigest()
         tiles = {} if self.tile in (None, "none") else {"tile": str(self.tile), "overlap": self.overlap}
-        views = {} if self.tta is None else {"tta": self.tta}
-        return {"command": "predict", **self.options, **tiles, **views, "weights": self.predictor.hash(), "data": data}
+        named = {name: value for name, value in (("tta", self.tta), ("threshold", self.threshold)) if value is not None}
+        return {"command": "predict", **self.options, **tiles, **named, "weights": self.predictor.hash(), "data": data}
 
 
 def format_counts(num_images: int, bad: int) -> str:

@@ -30,7 +30,7 @@ def open_prediction_writer(kind: str, columns: Sequence[str], out: Path | None) 
 
 
 def prediction_writer(kind: str, columns: Sequence[str], file: BinaryIO) -> WritePrediction:
-    """Return a function that writes a row; ``columns`` are those of a CSV file, besides the image and its error."""
+    """Return a function that writes a prediction; ``columns`` are those of a CSV file, besides the image and its error."""
 
     def write(line: bytes) -> None:
         file.write(line)
@@ -38,8 +38,13 @@ def prediction_writer(kind: str, columns: Sequence[str], file: BinaryIO) -> Writ
 
     if kind == ".jsonl":
         return lambda row: write(encode_text(json.dumps(row.plain(), allow_nan=False) + "\n"))
+
+    def write_rows(prediction: "Prediction") -> None:
+        rows = prediction.rows()
+        write(b"".join(csv_line([prediction.file, *map(row.get, columns), prediction.error]) for row in rows))
+
     write(csv_line(["file", *columns, "error"]))
-    return lambda row: write(csv_line([row.file, *(row.cells().get(column) for column in columns), row.error]))
+    return write_rows
 
 
 @contextmanager

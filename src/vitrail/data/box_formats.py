@@ -153,10 +153,11 @@ class YoloFormat(BoxFormat):
             labels = folder / "labels" / SPLIT_FOLDERS[split]
             labels.mkdir(parents=True, exist_ok=True)
             for image in of_split():  # a file without lines says that there is no object
-                (labels / image.file).with_suffix(".txt").write_text("".join(_yolo_lines(image)))
+                (labels / image.file).with_suffix(".txt").write_text("".join(yolo_lines(image)))
 
 
-def _yolo_lines(image: WrittenImage) -> Iterator[str]:
+def yolo_lines(image: WrittenImage) -> Iterator[str]:
+    """Yield a line for each object of an image."""
     (height, width), objects = image.size, image.objects
     for label, (left, top, right, bottom) in zip(objects.labels.tolist(), objects.boxes.tolist(), strict=True):
         centre_and_size = (

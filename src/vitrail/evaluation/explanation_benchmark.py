@@ -1,8 +1,9 @@
 """Benchmark of explanation methods on a model: deletion and insertion on any images, object masks if there are some.
 
-The predicted class is explained, and of a segmentation model the region of the largest class that is predicted. A random map
-and an edge detector are rows of the same table, and a method beats both only if its paired difference is more than two standard
-errors. b images, m metrics, s steps, y and x the grid of patches.
+The predicted class is explained, of a segmentation model the region of the largest class that is predicted, and of a detection
+model the box with the highest score, which is then the object that maps should point at. A random map and an edge detector are
+rows of the same table, and a method beats both only if its paired difference is more than two standard errors. b images, m
+metrics, r images that are explained, s steps, y and x the grid of patches.
 """
 
 import math
@@ -20,8 +21,10 @@ from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, Subset
 from vitrail.errors import VitrailError
+from vitrail.evaluation.box_selection import MIN_SHOWN_SCORE, best_boxes
 from vitrail.evaluation.region_selection import largest_predicted_regions
 from vitrail.explain.attention import as_vit, eval_mode
+from vitrail.explain.box import BoxClassifier
 from vitrail.explain.faithfulness import (
     DEFAULT_STEPS,
     edge_map,
@@ -86,7 +89,7 @@ def benchmark_explanations(
     for images, masks in _batches(model, subset, batch_size or max_batch_size(as_vit(model)), workers):
         read += images.shape[0]
         vit, classes, kept = _explained(model, images, target)
-        images, masks = images[kept], None if masks is None or isinstance(vit, RegionClassifier) else masks[kept]
+        images, masks = images[kept], _objects(vit, masks, kept)
         grid = vit.grid(images)
         for name in names if images.shape[0] else ():
             match name:
@@ -103,7 +106,7 @@ def benchmark_explanations(
     if not read:
         raise VitrailError("none of the images can be read; `vitrail data check` gives the reasons")
     if not done:
-        raise VitrailError("no pixel of these images is predicted to be of this class; name another with --class")
+        raise VitrailError(_nothing_predicted(model, target))
     values = {name: torch.cat([part for part, _ in parts]) for name, parts in rows.items()}
     curves = {name: torch.cat([part for _, part in parts]) for name, parts in rows.items()}
     return [_summarise(name, values, curves[name]) for name in names]
@@ -163,6 +166,8 @@ def _explained(model: Any, images: Tensor, target: int | None) -> tuple[ViT, Ten
     """Return the classifier whose maps are scored, which images it can explain, and the class of each of them."""
     if model_task(model).has_pixel_classes:
         return largest_predicted_regions(model, images, target)
+    if model_task(model).config.has_boxes:
+        return best_boxes(model, images, target)
     vit = as_vit(model)
     with torch.no_grad(), eval_mode(vit):
         logits = vit(images)
@@ -172,8 +177,23 @@ def _explained(model: Any, images: Tensor, target: int | None) -> tuple[ViT, Ten
     return vit, classes, torch.ones_like(classes, dtype=torch.bool)
 
 
+def _objects(vit: ViT, masks: Float[Tensor, "b height width"] | None, kept: Tensor) -> Float[Tensor, "r height width"] | None:
+    """Return where the explained object of each image is that is kept; of a region, nobody says where its object is."""
+    if isinstance(vit, BoxClassifier):
+        return vit.box_masks(vit.input_size).cpu()
+    return None if masks is None or isinstance(vit, RegionClassifier) else masks[kept]
+
+
+def _nothing_predicted(model: nn.Module, target: int | None) -> str:
+    if not model_task(model).config.has_boxes:
+        return "no pixel of these images is predicted to be of this class; name another with --class"
+    what = "nothing" if target is None else f"no {model_task(model).class_names[target]}"
+    return f"{what} is detected in these images with a score of at least {MIN_SHOWN_SCORE}; name other images, or train longer"
+
+
 def _batches(model: nn.Module, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    if not model_task(model).has_pixel_classes:
+    task = model_task(model)
+    if not (task.has_pixel_classes or task.config.has_boxes):
         require_classifier(TorchPredictor(model))
     preprocess, weight = require_preprocess(model), next(model.parameters())
     for part in build_eval_loader(source, preprocess, batch_size).batches(workers=workers):

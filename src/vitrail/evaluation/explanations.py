@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, did_you_mean
+from vitrail.evaluation.box_selection import BoxSelection, ExplainedBox, select_boxes
 from vitrail.evaluation.region_selection import PixelSelection, Region, RegionCurves, region_curves, select_regions
 from vitrail.explain.attention import as_vit, attention, check_indices, eval_mode, pooled_attention
 from vitrail.explain.gradient import has_logit_lens, logit_lens
 from vitrail.explain.head_statistics import token_norms
-from vitrail.explain.region import RegionClassifier
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
 from vitrail.inference.inputs import as_images
 from vitrail.inference.predictor import require_preprocess
@@ -60,7 +60,7 @@ class Explanation:
     token_norms: Float[Tensor, "s t"]
     predicted_labels: tuple[str, ...] | None = None  # if the model predicts several labels per image
     is_another_target: bool = False  # the same image as the explanation before, and another class
-    region: Region | None = None  # the pixels that are explained, of a segmentation model
+    region: Region | ExplainedBox | None = None  # the pixels that are explained of a segmentation model, or the detection
     curves: dict[str, RegionCurves] = field(default_factory=dict)  # how faithful the maps are to the region, by method
 
     @property
@@ -76,6 +76,7 @@ def explain_images(
     target: int | Sequence[int] | None = None,
     attention_selection: AttentionSelection | None = None,
     pixels: PixelSelection | None = None,
+    box: BoxSelection | None = None,
 ) -> Iterator[Explanation]:
     """Explain images one by one. ``target``: the class to explain, or several, each of which is explained in turn; None: the
     most probable one. An empty ``methods`` gives no maps.
@@ -84,28 +85,39 @@ def explain_images(
     without a head has no outputs: there are attention-based maps only, and no logit lens.
 
     Of a segmentation model, the class of some ``pixels`` of each image is explained; None: all pixels of the target, or of the
-    largest class, as they are predicted.
+    largest class, as they are predicted. Of a detection model, the class of a ``box``; None: the best one, or the best one of
+    the target.
     """
     selection = attention_selection or AttentionSelection()
     targets = (target,) if target is None or isinstance(target, int) else tuple(target)
-    source = as_images(images)
-    if not model_task(model).has_pixel_classes:
-        if pixels is not None:
-            raise VitrailError(
-                "pixels are explained of segmentation models, and this model predicts none; leave --pixel and --region out"
-            )
-        for index in range(len(source)):
-            batch = preprocess_subset(model, source, [index])
-            yield from _explain(as_vit(model), source.describe(index), batch, methods, targets, selection)
-        return
+    source, task = as_images(images), model_task(model)
+    _check_task(task, pixels, box)
     for index in range(len(source)):
-        batch = preprocess_subset(model, source, [index])
-        for region, region_targets in select_regions(model, batch, load_image(source.read(index)).size, targets, pixels):
-            classifier = RegionClassifier(model, region.weights[None].to(batch))
-            for explanation in _explain(classifier, source.describe(index), batch, methods, region_targets, selection):
+        file, batch = source.describe(index), preprocess_subset(model, source, [index])
+        if not (task.has_pixel_classes or task.config.has_boxes):
+            yield from _explain(as_vit(model), file, batch, methods, targets, selection)
+            continue
+        size = load_image(source.read(index)).size
+        regions = (
+            select_boxes(model, batch, size, targets, box)
+            if task.config.has_boxes
+            else select_regions(model, batch, size, targets, pixels)
+        )
+        for region, classifier, region_targets in regions:
+            for explanation in _explain(classifier, file, batch, methods, region_targets, selection):
                 assert explanation.target is not None
                 curves = region_curves(classifier, batch, explanation.saliency_maps, explanation.target)
                 yield replace(explanation, region=region, curves=curves)
+
+
+def _check_task(task: Task, pixels: PixelSelection | None, box: BoxSelection | None) -> None:
+    """Raise an error if the model does not predict what is to be explained of it."""
+    if pixels is not None and not task.has_pixel_classes:
+        raise VitrailError(
+            "pixels are explained of segmentation models, and this model predicts none; leave --pixel and --region out"
+        )
+    if box is not None and not task.config.has_boxes:
+        raise VitrailError("boxes are explained of detection models, and this model predicts none; leave --box out")
 
 
 def _explain(
@@ -171,7 +183,8 @@ def output_names(task: Task) -> tuple[str, ...]:
 
 def output_index(name: str, task: Task) -> int:
     """Return the index of a class by its name or index, or that of another task's output."""
-    names, kind = output_names(task), "class" if task.has_classes or task.has_pixel_classes else "output"
+    names = output_names(task)
+    kind = "class" if task.has_classes or task.has_pixel_classes or task.config.has_boxes else "output"
     if name in names:
         return names.index(name)
     if name.isascii() and name.isdecimal() and len(name) < 7 and int(name) < len(names):

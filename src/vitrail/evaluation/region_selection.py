@@ -46,6 +46,16 @@ class Region:
     weights: Float[Tensor, "height width"]  # of the model's input, see ``explain.region``
     predicted: Int[Tensor, "height width"]  # class of each pixel of the model's input
 
+    @property
+    def inside(self) -> Bool[Tensor, "height width"]:
+        """The pixels of the model's input that the region is predicted from."""
+        return self.weights > 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return the region as plain values, for JSON."""
+        selection = self.selection or PixelSelection()
+        return {"region": {"pixel": selection.pixel, "box": selection.box, "pixels": self.num_pixels, "size": self.size}}
+
 
 @dataclass(frozen=True)
 class RegionCurves:
@@ -61,18 +71,19 @@ def select_regions(
     size: tuple[int, int],
     targets: Sequence[int | None],
     pixels: PixelSelection | None,
-) -> Iterator[tuple[Region, tuple[int | None, ...]]]:
-    """Yield each region of an image, and the classes of it to explain; ``size`` is the image's width and height."""
+) -> Iterator[tuple[Region, RegionClassifier, tuple[int | None, ...]]]:
+    """Yield each region of an image, its classifier, and the classes of it to explain; ``size`` is the image's width and
+    height."""
     task, preprocess = model_task(model), require_preprocess(model)
     logits = segment(model, batch)[0].float().cpu()
     classes = logits.argmax(0)
 
-    def region(mask: Bool[ndarray, "h w"], text: str) -> Region:
-        weights = region_weights(mask, preprocess, (batch.shape[2], batch.shape[3]))[0]
-        return Region(pixels, text, int(mask.sum()), size, weights, classes)
+    def region(mask: Bool[ndarray, "h w"], text: str) -> tuple[Region, RegionClassifier]:
+        weights = region_weights(mask, preprocess, (batch.shape[2], batch.shape[3]))
+        return Region(pixels, text, int(mask.sum()), size, weights[0], classes), RegionClassifier(model, weights.to(batch))
 
     if pixels is not None:
-        yield region(*_rectangle(pixels, size, crop_window(size, preprocess)[1])), tuple(targets)
+        yield *region(*_rectangle(pixels, size, crop_window(size, preprocess)[1])), tuple(targets)
         return
     names, predicted = task.class_names, _predicted_mask(task, logits, size)
     for target in targets:
@@ -85,7 +96,7 @@ def select_regions(
                 "name one with --pixel X,Y, or a class that is predicted"
             )
         text = f"the {count:,} pixels that are predicted as {names[chosen]}" if count > 1 else f"the pixel of {names[chosen]}"
-        yield region(mask, text), (chosen,)
+        yield *region(mask, text), (chosen,)
 
 
 def largest_class(counts: Sequence[int], names: Sequence[str]) -> int:
@@ -137,13 +148,11 @@ def region_curves(
     return curves
 
 
-def region_json(region: Region | None, curves: Mapping[str, RegionCurves]) -> dict[str, Any]:
-    """Return a region and the curves of its maps as plain values; nothing of a classifier."""
+def region_json(region: Any, curves: Mapping[str, RegionCurves]) -> dict[str, Any]:
+    """Return a region or a box, and the curves of its maps, as plain values; nothing of a classifier."""
     if region is None:
         return {}
-    selection = region.selection or PixelSelection()
-    place = {"pixel": selection.pixel, "box": selection.box, "pixels": region.num_pixels, "size": region.size}
-    return {"region": place, "curves": {method: _curves_json(each) for method, each in curves.items()}}
+    return {**region.plain(), "curves": {method: _curves_json(each) for method, each in curves.items()}}
 
 
 def _curves_json(curves: RegionCurves) -> dict[str, Any]:

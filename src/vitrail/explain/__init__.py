@@ -4,6 +4,7 @@ from vitrail.explain.ablate import ablate as ablate
 from vitrail.explain.attention import attention as attention
 from vitrail.explain.attention import pooled_attention as pooled_attention
 from vitrail.explain.attention import pooling_weights as pooling_weights
+from vitrail.explain.box import box_classifier as box_classifier
 from vitrail.explain.embeddings import patch_filters as patch_filters
 from vitrail.explain.embeddings import position_similarity as position_similarity
 from vitrail.explain.faithfulness import faithfulness as faithfulness

@@ -9,7 +9,7 @@ b images, n patches, t tokens, d width, k classes; the model's input is height b
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import reduce
@@ -31,20 +31,21 @@ class RegionClassifier(ViT):
     """The encoder of a segmentation model, which classifies the chosen pixels of each image with the model's head.
 
     It shares the weights. ``weights`` sum to one over the pixels of the model's input; one row serves any number of images.
-    What the class token or the mean is to a classifier, the patches of the chosen pixels are here.
+    What the class token or the mean is to a classifier, the patches of the chosen pixels are here. ``grid``: of the patches,
+    if the model's outputs are not those of pixels.
     """
 
-    def __init__(self, segmenter: nn.Module, weights: Float[Tensor, "b height width"]) -> None:
+    explains: ClassVar[str] = "regions are explained of segmentation models, got a {}; train one with --task segment"
+
+    def __init__(self, segmenter: nn.Module, weights: Float[Tensor, "b rows columns"], grid: Grid | None = None) -> None:
         encoder: Any = getattr(segmenter, "encoder", None)
         if not isinstance(encoder, ViT):
-            raise VitrailError(
-                f"regions are explained of segmentation models, got a {type(segmenter).__name__}; train one with --task segment"
-            )
+            raise VitrailError(self.explains.format(type(segmenter).__name__))
         nn.Module.__init__(self)
         vars(self).update(vars(shallow_copy(encoder)))  # share everything with the encoder
         names: Any = getattr(segmenter, "class_names", None) or encoder.class_names
         if not names:
-            raise VitrailError("the segmentation model has no class names; set model.class_names")
+            raise VitrailError("the model has no class names; set model.class_names")
         vars(self)["segmenter"] = segmenter  # no submodule, so that its decoder's taps are not taken for the encoder's
         c = encoder.config
         self.config = replace(
@@ -57,8 +58,9 @@ class RegionClassifier(ViT):
             pool_prefix=False,
         )
         self.class_names, self.metadata = tuple(names), {}  # without a recipe: a classifier
-        self.pixel_weights = weights
-        self.pool = RegionPool(segmenter, weights, c)
+        self.output_weights = weights
+        own_grid = grid or (weights.shape[1] // c.patch_stride[0], weights.shape[2] // c.patch_stride[1])
+        self.pool = RegionPool(segmenter, weights, own_grid, self.config)
         self.head = self.pooled_norm = nn.Identity()
 
     @property
@@ -68,7 +70,7 @@ class RegionClassifier(ViT):
 
     def token_weights(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t"]:
         """Return how much of the region lies in each patch, 0 for the other tokens: sums of one."""
-        inside = pool_region(self.pixel_weights, self.grid(images)).flatten(1)
+        inside = pool_region(self.output_weights, self.grid(images)).flatten(1)
         return F.pad(inside, (self.config.prefix_tokens, 0)).expand(images.shape[0], -1)
 
     def own_patches(self, images: Float[Tensor, "b c height width"]) -> Bool[Tensor, "b n"]:
@@ -80,14 +82,12 @@ class RegionClassifier(ViT):
     ) -> Float[Tensor, "b k"]:
         """Return the scores of the classes, the embedded patches being these."""
         if patch_indices is not None:
-            raise VitrailError(
-                "the head of a segmentation model reads every patch, so none can be dropped; mask or shuffle them instead"
-            )
+            raise VitrailError("the head of the model reads every patch, so none can be dropped; mask or shuffle them instead")
         stride, channels = self.config.patch_stride, self.config.channels
         images = x.new_zeros(x.shape[0], channels, grid[0] * stride[0], grid[1] * stride[1])
         hook = self.embed.register_forward_hook(lambda *_: x)  # whatever a head does with its encoder, it embeds these
         try:
-            return region_scores(vars(self)["segmenter"](images), self.pixel_weights)
+            return region_scores(vars(self)["segmenter"](images), self.output_weights, self.config.classes)
         finally:
             hook.remove()
 
@@ -100,14 +100,14 @@ class RegionClassifier(ViT):
 class RegionPool(nn.Module):
     """The head and the mean over the region, for the logit lens: from the tokens of any block to the scores of the classes."""
 
-    def __init__(self, segmenter: nn.Module, weights: Float[Tensor, "b height width"], config: ViTConfig) -> None:
+    def __init__(self, segmenter: nn.Module, weights: Float[Tensor, "b rows columns"], grid: Grid, config: ViTConfig) -> None:
         super().__init__()
         vars(self)["segmenter"] = segmenter
-        self.weights, self.prefix = weights, config.prefix_tokens
-        self.grid = weights.shape[1] // config.patch_stride[0], weights.shape[2] // config.patch_stride[1]
+        self.weights, self.grid, self.config = weights, grid, config
 
     def forward(self, x: Float[Tensor, "b t d"], sizes: Tensor | None = None) -> Float[Tensor, "b k"]:
-        return region_scores(vars(self)["segmenter"].head([x[:, self.prefix :]], self.grid), self.weights)
+        outputs = vars(self)["segmenter"].head([x[:, self.config.prefix_tokens :]], self.grid)
+        return region_scores(outputs, self.weights, self.config.classes)
 
 
 def region_classifier(segmenter: nn.Module, mask: Bool[ndarray, "h w"]) -> RegionClassifier:
@@ -119,9 +119,11 @@ def region_classifier(segmenter: nn.Module, mask: Bool[ndarray, "h w"]) -> Regio
     return RegionClassifier(model, weights.to(next(model.parameters())))
 
 
-def region_scores(logits: Float[Tensor, "b k height width"], weights: Float[Tensor, "_ height width"]) -> Float[Tensor, "b k"]:
-    """Return the weighted mean of the logits over the pixels."""
-    return (logits * weights[:, None]).sum((2, 3))
+def region_scores(
+    outputs: Float[Tensor, "b channels rows columns"], weights: Float[Tensor, "_ rows columns"], classes: int
+) -> Float[Tensor, "b {classes}"]:
+    """Return the weighted means of the logits of the classes, which are the first of the outputs."""
+    return (outputs[:, :classes] * weights[:, None]).sum((2, 3))
 
 
 def region_weights(
@@ -141,6 +143,6 @@ def region_weights(
     return (zeros.grad / zeros.grad.sum()).float()
 
 
-def pool_region(weights: Float[Tensor, "b height width"], grid: Grid) -> Float[Tensor, "b y x"]:
+def pool_region(weights: Float[Tensor, "b rows columns"], grid: Grid) -> Float[Tensor, "b y x"]:
     """Return the sum of the weights in each patch."""
     return reduce(weights, "b (y p) (x q) -> b y x", "sum", y=grid[0], x=grid[1])

@@ -26,7 +26,7 @@ from vitrail.data.sources.dataset import Progress
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import save_onnx, to_onnx
-from vitrail.exporters.output_scores import MAX_BATCH_NUMEL, batch_size, output_scorer
+from vitrail.exporters.output_scores import MAX_BATCH_NUMEL, OutputScorer, batch_size, output_scorer
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.exporters.smoothquant import smooth_activations
 from vitrail.inference.onnx_predictor import INPUT_NAME, create_inference_session
@@ -66,10 +66,10 @@ def quantise(
     if not graph.layers:
         raise VitrailError("the model has no linear layers that could be quantised to int8; try --to onnx")
     report_progress = progress or (lambda description, done, total: None)
-    sensitivity = _layer_sensitivity(graph, samples.images, report_progress)
-    worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
     encoder = get_encoder(model)
     scorer = output_scorer(model_task(encoder), samples, encoder is not model or encoder.config.classes > 0)
+    sensitivity = _layer_sensitivity(graph, samples.images, scorer, report_progress)
+    worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
 
     def reduced_outputs(int8_layers: tuple[str, ...]) -> Any:
         return scorer.join(scorer.reduce(outputs, start) for start, outputs in graph.iter_outputs(samples.images, int8_layers))
@@ -96,13 +96,14 @@ def quantise(
 
 
 def _layer_sensitivity(
-    graph: "QuantisedGraph", images: Num[ndarray, "n height width c"], report_progress: Progress
+    graph: "QuantisedGraph", images: Num[ndarray, "n height width c"], scorer: OutputScorer, report_progress: Progress
 ) -> dict[str, float]:
     """Return the squared error of the outputs of a few images with each layer alone in int8, relative to their variance."""
     images = images[: max(min(SENSITIVITY_IMAGES, MAX_BATCH_NUMEL // graph.output_numel), 2)]
-    expected, sensitivity = graph.outputs(images, ()), {}
+    expected, sensitivity = scorer.parts(graph.outputs(images, ())), {}
     for number, layer in enumerate(graph.layers, 1):
-        sensitivity[layer] = _relative_error(graph.outputs(images, (layer,)), expected)
+        pairs = zip(scorer.parts(graph.outputs(images, (layer,))), expected, strict=True)
+        sensitivity[layer] = sum(_relative_error(outputs, wanted) for outputs, wanted in pairs) / len(expected)
         report_progress("measuring the sensitivity of each layer", number, len(graph.layers))
     return sensitivity
 

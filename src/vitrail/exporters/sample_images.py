@@ -12,12 +12,13 @@ from jaxtyping import Int, Int16, Num, UInt8
 from numpy import ndarray
 from torch import nn
 
-from vitrail.data.sources.columns import Columns
+from vitrail.data.decode import ImageSize
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import IGNORED, Dataset, DatasetSplits, Progress, Subset
+from vitrail.data.sources.objects import Objects
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import build_panes
-from vitrail.data.transforms import to_pixels
+from vitrail.data.transforms import to_pixels, upright_size
 from vitrail.errors import VitrailError
 from vitrail.evaluation.label_matching import match_targets, select_split
 from vitrail.evaluation.leakage import open_like_training
@@ -41,6 +42,7 @@ class SampleImages:
     is_real: bool = True
     label_sets: UInt8[ndarray, "n k"] | None = None  # ones and zeros, if images may have several labels and theirs are known
     masks: Callable[[int], Int16[ndarray, "h w"]] | None = None  # the mask of an image at its own size, if they are known
+    objects: list[tuple[Objects, ImageSize]] | None = None  # of each image and its size, if they are known
 
 
 def load_sample_images(
@@ -74,8 +76,7 @@ def _from_dataset(model: nn.Module, name: str, count: int, progress: Progress | 
     try:
         predictor = TorchPredictor(model)
         labelled = predictor.task.config.labelled
-        columns = Columns(masks=True) if predictor.task.config.has_masks else None
-        splits = open_like_training(name, predictor, progress, labelled, columns)
+        splits = open_like_training(name, predictor, progress, labelled)
         split, source = _select_split(splits, role, labelled)
         matched = _match_targets(model, splits, source)
     except VitrailError as error:  # a comparison needs no labels
@@ -97,7 +98,12 @@ def _from_dataset(model: nn.Module, name: str, count: int, progress: Progress | 
     labels = np.full(len(images), -1) if matched is None else matched.labels[read_indices]
     label_sets = None if matched is None or matched.label_sets is None else matched.label_sets.rows(np.array(read_indices))
     masks = None if matched is None else _mask_reader(matched, predictor.class_names, read_indices)
-    return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets, masks=masks)
+    objects = None if matched is None or not matched.has_box_targets else _read_objects(matched, read_indices)
+    return SampleImages(np.stack(images), labels, f"{split} of {name}", label_sets=label_sets, masks=masks, objects=objects)
+
+
+def _read_objects(source: Dataset, indices: list[int]) -> list[tuple[Objects, ImageSize]]:
+    return [(source.objects(index), upright_size(source, index)) for index in indices]
 
 
 def _mask_reader(source: Dataset, names: tuple[str, ...], indices: list[int]) -> Callable[[int], ndarray] | None:
@@ -126,14 +132,13 @@ def _reserve_calibration(split: str, source: Dataset, role: Role | None) -> tupl
 
 
 def _match_targets(model: nn.Module, splits: DatasetSplits, source: Dataset) -> Dataset | None:
-    """Return the dataset with the labels of the model, or its masks; None if it has other classes, or neither."""
+    """Return the dataset with the labels or boxes of the model, or its masks; None if it has other classes, or none of them."""
     predictor = TorchPredictor(model)
     if predictor.task.config.has_masks:
         return source
+    has_labels = predictor.task.has_classes and predictor.config.classes > 0
     try:
-        return (
-            match_targets(source, predictor, splits.name) if predictor.task.has_classes and predictor.config.classes else None
-        )
+        return match_targets(source, predictor, splits.name) if has_labels or predictor.task.config.has_boxes else None
     except VitrailError:
         return None
 

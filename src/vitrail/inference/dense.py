@@ -1,4 +1,4 @@
-"""Predict images place by place, such as a class for every pixel: at the image's own size, as a whole or in tiles.
+"""Predict images place by place, a class for every pixel or boxes: at the image's own size, as a whole or in tiles.
 
 ``image_bands`` is for one image that is decoded already; ``iter_dense_predictions`` reads, decodes and predicts many.
 k classes; the model's input is height by width, an image h high and w wide, r rows.
@@ -21,17 +21,16 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset
 from vitrail.data.transforms import decode_model_bands, to_pixels
 from vitrail.errors import VitrailError
-from vitrail.inference.predictor import Predictor
+from vitrail.inference.box_tiles import detect_in_tiles
+from vitrail.inference.predictor import NonFiniteOutputs, Predictor, require_finite
 from vitrail.inference.tiles import Tiling, joined_bands, tile_outputs
 from vitrail.tasks.dense import restored_bands
-from vitrail.tasks.task import Prediction
+from vitrail.tasks.detection import DetectionTask
+from vitrail.tasks.task import Prediction, Task
 
 MAX_BATCH_NUMEL = 2**24  # numbers that the model computes at a time: 64 MiB
+PIXELS_PER_CELL = 16  # of the map of a detection model, as a rule
 Bands = Iterator[tuple[slice, Float[Tensor, "k r w"]]]
-
-
-class NonFiniteOutputs(VitrailError):
-    """The outputs of a model for an image are not finite."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +72,20 @@ def _whole_bands(predictor: Predictor, outputs: ndarray, size: ImageSize) -> Ban
 
 def _finite(bands: Bands, predictor: Predictor) -> Bands:
     for band, values in bands:
-        if not values.isfinite().all():
-            raise _non_finite(predictor)
-        yield band, values
-
-
-def _non_finite(predictor: Predictor) -> NonFiniteOutputs:
-    return NonFiniteOutputs(f"makes the model's {predictor.task.output_name} non-finite (NaN/Inf)")
+        yield band, require_finite(values, predictor)
 
 
 def batch_limit(predictor: Predictor, batch_size: int) -> int:
     """Return how many images to run at a time: no more than whose outputs fit into memory."""
     height, width = predictor.preprocess.image_size
-    return max(min(batch_size, MAX_BATCH_NUMEL // (height * width * max(len(predictor.task.output_names), 1))), 1)
+    numel = height * width * max(len(predictor.task.output_names), 1)
+    if predictor.task.config.has_boxes:
+        numel //= PIXELS_PER_CELL
+    return max(min(batch_size, MAX_BATCH_NUMEL // max(numel, 1)), 1)
 
 
 def iter_dense_predictions(
-    predictor: Predictor, source: Dataset, tiling: Tiling | None, batch_size: int, workers: int | None
+    predictor: Predictor, task: Task, source: Dataset, tiling: Tiling | None, batch_size: int, workers: int | None
 ) -> Generator[Any, None, None]:
     """Yield a prediction for each image, at its own size."""
     threads = num_workers(workers)
@@ -99,7 +95,8 @@ def iter_dense_predictions(
     def load(index: int) -> LoadedImage:
         return _load(source, index, predictor.preprocess, tiling)
 
-    return _predict_loaded(predictor, prefetch(load, 0, len(source), threads), tiling, batch_limit(predictor, batch_size))
+    images = prefetch(load, 0, len(source), threads)
+    return _predict_loaded(predictor, task, images, tiling, batch_limit(predictor, batch_size))
 
 
 def _load(source: Dataset, index: int, preprocess: Preprocess, tiling: Tiling | None) -> LoadedImage:
@@ -115,7 +112,7 @@ def _load(source: Dataset, index: int, preprocess: Preprocess, tiling: Tiling | 
 
 
 def _predict_loaded(
-    predictor: Predictor, images: Iterator[LoadedImage], tiling: Tiling | None, batch_size: int
+    predictor: Predictor, task: Task, images: Iterator[LoadedImage], tiling: Tiling | None, batch_size: int
 ) -> Generator[Prediction, None, None]:
     """Predict images in their order; those that are no larger than the model's input, a batch at a time."""
     waiting: list[LoadedImage] = []
@@ -123,31 +120,40 @@ def _predict_loaded(
         if image.pixels is None:
             waiting.append(image)
         if image.pixels is not None or len(waiting) == batch_size:
-            yield from _predict_batch(predictor, waiting)
+            yield from _predict_batch(predictor, task, waiting)
             waiting = []
         if image.pixels is not None:
-            yield _predict_tiled(predictor, image, image_bands(predictor, image.pixels, tiling, batch_size))
-    yield from _predict_batch(predictor, waiting)
+            assert tiling is not None
+            yield _predict_tiled(predictor, task, image, tiling, batch_size)
+    yield from _predict_batch(predictor, task, waiting)
 
 
-def _predict_batch(predictor: Predictor, images: list[LoadedImage]) -> Iterator[Prediction]:
+def _predict_batch(predictor: Predictor, task: Task, images: list[LoadedImage]) -> Iterator[Prediction]:
     inputs = [image.model_input for image in images if image.model_input is not None]
     outputs = iter(predictor.outputs(np.stack(inputs)) if inputs else ())
     for image in images:
         if image.error is not None:
-            yield predictor.task.prediction_class(file=image.where, error=image.error)
+            yield task.prediction_class(file=image.where, error=image.error)
         else:
-            yield _predict_whole(predictor, image, torch.from_numpy(next(outputs)))
+            yield _predict_whole(predictor, task, image, torch.from_numpy(next(outputs)))
 
 
-def _predict_whole(predictor: Predictor, image: LoadedImage, outputs: Float[Tensor, "k rows columns"]) -> Prediction:
-    if not outputs.isfinite().all():
-        return predictor.task.prediction_class(file=image.where, error=str(_non_finite(predictor)))
-    return replace(predictor.task.image_prediction(outputs, image.size), file=image.where)
-
-
-def _predict_tiled(predictor: Predictor, image: LoadedImage, bands: Bands) -> Prediction:
+def _predict_whole(
+    predictor: Predictor, task: Task, image: LoadedImage, outputs: Float[Tensor, "k rows columns"]
+) -> Prediction:
     try:
-        return replace(predictor.task.dense_prediction(bands, image.size), file=image.where)
+        return replace(task.image_prediction(require_finite(outputs, predictor), image.size), file=image.where)
     except NonFiniteOutputs as error:
-        return predictor.task.prediction_class(file=image.where, error=str(error))
+        return task.prediction_class(file=image.where, error=str(error))
+
+
+def _predict_tiled(predictor: Predictor, task: Task, image: LoadedImage, tiling: Tiling, batch_size: int) -> Prediction:
+    assert image.pixels is not None
+    try:
+        if isinstance(task, DetectionTask):
+            rows = detect_in_tiles(predictor, task, image.pixels, tiling, batch_size)
+            return replace(task.box_prediction(rows, image.size), file=image.where)
+        bands = image_bands(predictor, image.pixels, tiling, batch_size)
+        return replace(task.dense_prediction(bands, image.size), file=image.where)
+    except NonFiniteOutputs as error:
+        return task.prediction_class(file=image.where, error=str(error))

@@ -1,9 +1,11 @@
 """The common part of predictors of exported files: the file in memory, its metadata and hash, checks of the input."""
 
 import hashlib
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Num
 from numpy import ndarray
 
 from vitrail.errors import VitrailError
@@ -28,6 +30,10 @@ class ExportedPredictor(Predictor):
 
     def hash(self) -> str:
         return self._sha256
+
+    @abstractmethod
+    def named_outputs(self, images: Num[ndarray, "b height width c"]) -> dict[str, Num[ndarray, "b ..."]]:
+        """Return all that the file computes, by name: first the outputs of the model, then what its task exports besides."""
 
 
 def read_exported_file(source: str | Path, to: str) -> bytes:

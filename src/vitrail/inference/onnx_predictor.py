@@ -42,6 +42,11 @@ class OnnxPredictor(ExportedPredictor):
         except Exception as error:  # its exceptions have no common base class
             raise VitrailError(f"{self.source} cannot be run on these images: {_error_message(error)}") from None
 
+    def named_outputs(self, images: Num[ndarray, "b height width c"]) -> dict[str, Num[ndarray, "b ..."]]:
+        session = self._session.multi_threaded
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, {INPUT_NAME: np.ascontiguousarray(images)}), strict=True))
+
 
 class OnnxSession:
     """An ONNX graph in memory. A single image uses all threads; a batch is divided among single-threaded runs of a few images,

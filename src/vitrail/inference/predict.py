@@ -36,6 +36,7 @@ def predict(
     tile: TileSize = None,
     overlap: float = DEFAULT_OVERLAP,
     tta: TTAMode | None = None,
+    threshold: float | None = None,
 ) -> list[Any]:
     """Predict files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them, or a dataset.
 
@@ -50,7 +51,8 @@ def predict(
     ``vitrail.evaluate``.
     """
     source = as_images(images)
-    return list(iter_predictions(model, source, top_k, batch_size, workers, tile, overlap, tta)) if len(source) else []
+    options = top_k, batch_size, workers, tile, overlap, tta, threshold
+    return list(iter_predictions(model, source, *options)) if len(source) else []
 
 
 def iter_predictions(
@@ -62,6 +64,7 @@ def iter_predictions(
     tile: TileSize = None,
     overlap: float = DEFAULT_OVERLAP,
     tta: TTAMode | None = None,
+    threshold: float | None = None,
 ) -> Generator[Any, None, None]:
     """Yield predictions while the next images are read; errors other than bad images are raised at once."""
     source = as_images(images)
@@ -70,11 +73,12 @@ def iter_predictions(
     predictor = require_outputs(load_predictor(model))
     predictor = predictor if tta is None else with_tta(predictor, tta)
     tiling = choose_tiling(tile, overlap, predictor)
-    if predictor.task.config.is_dense:
-        return iter_dense_predictions(predictor, source, tiling, check_batch_size(batch_size), workers)
+    task = predictor.task if threshold is None else predictor.task.with_threshold(threshold)
+    if task.config.is_dense:
+        return iter_dense_predictions(predictor, task, source, tiling, check_batch_size(batch_size), workers)
     loader = build_pixel_loader(source, predictor.preprocess, batch_size, max_bad_fraction=1.0)
     loader.logs_errors = False  # a read error is part of the result
-    return _predict_batches(predictor, predictor.task, loader, source, top_k, workers)
+    return _predict_batches(predictor, task, loader, source, top_k, workers)
 
 
 def _predict_batches(

@@ -99,6 +99,17 @@ def require_classifier(predictor: Predictor, purpose: str = "this") -> Predictor
     return predictor
 
 
+class NonFiniteOutputs(VitrailError):
+    """The outputs of a model for an image are not finite."""
+
+
+def require_finite(outputs: Float[Tensor, "*shape"], predictor: Predictor) -> Float[Tensor, "*shape"]:
+    """Raise unless the outputs are finite."""
+    if not outputs.isfinite().all():
+        raise NonFiniteOutputs(f"makes the model's {predictor.task.output_name} non-finite (NaN/Inf)")
+    return outputs
+
+
 def require_preprocess(model: nn.Module) -> Preprocess:
     described: Any = model
     preprocess: Preprocess | None = described.preprocess

@@ -46,6 +46,12 @@ class ProgramPredictor(ExportedPredictor):
         check_image_shape(images, self._size, self)
         return self._program(to_tensor(np.ascontiguousarray(images)))[0].numpy()
 
+    @torch.inference_mode()
+    def named_outputs(self, images: Num[ndarray, "b height width c"]) -> dict[str, Num[ndarray, "b ..."]]:
+        outputs = [each.numpy() for each in self._program(to_tensor(np.ascontiguousarray(images)))]
+        names = list(self.task.export_outputs(torch.from_numpy(outputs[0]))) if self.has_outputs else ["features"]
+        return dict(zip(names, outputs, strict=True))
+
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:

@@ -69,7 +69,7 @@ def choose_tiling(tile: TileSize, overlap: float, predictor: Predictor) -> Tilin
     if not predictor.task.config.is_dense:
         kind = predictor.task.config.name
         raise VitrailError(
-            f"tiles are for models that predict masks, and {predictor.source} is a model for {kind}; try tile=none"
+            f"tiles are for models that predict masks or boxes, and {predictor.source} is a model for {kind}; try tile=none"
         )
     height, width = predictor.preprocess.image_size
     patch = getattr(predictor.config, "patch_stride", (1, 1))
@@ -108,7 +108,12 @@ def cut_tile(pixels: Num[ndarray, "h w c"], window: TileWindow, preprocess: Prep
         canvas[:] = np.resize(np.array(preprocess.pad_colour), pixels.shape[2])
         canvas[max(-top, 0) :, max(-left, 0) :][: part.shape[0], : part.shape[1]] = part
         part = canvas
-    return to_pixels(np.ascontiguousarray(part), replace(preprocess, fit="stretch", crop_pct=1.0, trim=(0, 0)))
+    return to_pixels(np.ascontiguousarray(part), tile_preprocess(preprocess))
+
+
+def tile_preprocess(preprocess: Preprocess) -> Preprocess:
+    """Return the preprocessing of a tile: it is stretched to the model's input."""
+    return replace(preprocess, fit="stretch", crop_pct=1.0, trim=(0, 0))
 
 
 @dataclass(frozen=True)

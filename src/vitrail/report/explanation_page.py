@@ -12,6 +12,7 @@ import numpy as np
 from einops import rearrange
 from torch import Tensor, nn
 
+from vitrail.evaluation.box_selection import ExplainedBox
 from vitrail.evaluation.explanation_benchmark import MethodScore
 from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_names
 from vitrail.explain.attention import as_vit
@@ -106,9 +107,9 @@ def _maps(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) 
     queries = [
         (int(row), int(column)) for row, sep, column in (query.partition(",") for query in explanation.attention_rows) if sep
     ]
-    outlined = None if explanation.region is None else (explanation.region.weights > 0).numpy()
+    outlined = None if explanation.region is None else explanation.region.inside.numpy()
     if not explanation.is_another_target:
-        yield from region_figures(explanation, image, name, write_file)
+        yield from region_figures(explanation, image, output_names(model_task(vit)), name, write_file)
         yield write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)
     for method, values in explanation.saliency_maps.items():
         if not (explanation.is_another_target and method in CLASS_AGNOSTIC_METHODS):
@@ -173,6 +174,8 @@ def _attention_grids(explanation: Explanation, name: str, vit: ViT, write_file: 
 
 
 def _pooled_text(explanation: Explanation, vit: ViT) -> str:
+    if isinstance(explanation.region, ExplainedBox):
+        return "the patch at the centre of the box"
     return POOL_QUERIES[vit.config.pool] if explanation.region is None else "the patches of the region"
 
 

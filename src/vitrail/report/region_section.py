@@ -1,14 +1,17 @@
-"""A region of a segmentation model on the explanation page: where it is, what was predicted there, and how faithful
-the maps are to it."""
+"""A region of a segmentation model, or a box of a detection model, on the explanation page: where it is, what was predicted
+there, and how faithful the maps are to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from PIL import Image
 
+from vitrail.evaluation.box_selection import ExplainedBox
 from vitrail.evaluation.explanation_benchmark import BASELINES
 from vitrail.evaluation.explanations import Explanation
+from vitrail.evaluation.region_selection import Region
 from vitrail.explain.faithfulness import Faithfulness
+from vitrail.plot.box_image import draw_boxes
 from vitrail.plot.canvas import WriteFile, write_figure
 from vitrail.plot.class_colours import class_colour, overlay
 from vitrail.plot.heatmap import region_figure
@@ -17,10 +20,20 @@ from vitrail.plot.markup import escape
 from vitrail.report.faithfulness_section import METHOD_TITLES
 from vitrail.report.html import html_table
 
+BOXES_SIDE = 448  # pixels of the image with boxes and their labels
+REGION_CONTEXT = (
+    "Without its own patches a region loses its class, whatever surrounds it, so a map that merely marks the region "
+    "has a low deletion; with the region's patches kept, the score says whether the map finds the context that matters."
+)
+BOX_CONTEXT = (
+    "Without the patches of its box an object is not found, whatever surrounds it, so a map that merely marks the box has a "
+    "low deletion; with the box's patches kept, the score says whether the map finds the surroundings that matter."
+)
+
 
 def mask_legend(explanation: Explanation, names: Sequence[str]) -> list[str]:
-    """Return the classes that are predicted in the image, in their colours; nothing of a classifier."""
-    if explanation.region is None:
+    """Return the classes that are predicted in the image, in their colours; only of a segmentation model."""
+    if not isinstance(explanation.region, Region):
         return []
     classes = (
         f'<span style="color:{class_colour(label)}">&#9632;</span>&nbsp;{escape(names[label])}'
@@ -29,14 +42,23 @@ def mask_legend(explanation: Explanation, names: Sequence[str]) -> list[str]:
     return [f"<p>Predicted in the image: {', '.join(classes)}.</p>"]
 
 
-def region_figures(explanation: Explanation, image: Image.Image, name: str, write_file: WriteFile) -> Iterator[str]:
-    """Yield the predicted mask over the image with the region outlined; nothing of a classifier."""
+def region_figures(
+    explanation: Explanation, image: Image.Image, names: Sequence[str], name: str, write_file: WriteFile
+) -> Iterator[str]:
+    """Yield the predicted mask or boxes over the image, with what is explained outlined; nothing of a classifier."""
     region = explanation.region
     if region is None:
         return
-    painted = Image.fromarray(overlay(np.asarray(image.convert("RGB")), region.predicted.numpy()))
-    inside = (region.weights > 0).numpy()
-    yield write_figure(region_figure(painted, inside, "predicted mask and region"), f"{name}-region", write_file)
+    if isinstance(region, ExplainedBox):
+        boxes, scores, labels = (values.double().numpy() for values in region.detections)
+        scale = max(BOXES_SIDE / max(image.size), 1)
+        painted = draw_boxes(image, boxes, labels.astype(np.int64), names, scores=scores, scale=scale)
+        title = "detections, the explained one outlined"
+    else:
+        painted = Image.fromarray(overlay(np.asarray(image.convert("RGB")), region.predicted.numpy()))
+        title = "predicted mask and region"
+    side = BOXES_SIDE if isinstance(region, ExplainedBox) else 224
+    yield write_figure(region_figure(painted, region.inside.numpy(), title, side), f"{name}-region", write_file)
 
 
 def curves_section(explanation: Explanation, name: str, write_file: WriteFile) -> list[str]:
@@ -60,14 +82,16 @@ def curves_section(explanation: Explanation, name: str, write_file: WriteFile) -
         _chart("Deletion", {method: each.everywhere for method, each in curves.items()}, f"{name}-deletion", write_file),
         *([_chart("Deletion of the context", context, f"{name}-context", write_file)] if context else []),
     ]
-    text = "The probability of the class over the region while patches are removed, the most salient first."
+    is_box = isinstance(explanation.region, ExplainedBox)
+    text = (
+        "The score of the box while patches are removed, the most salient first."
+        if is_box
+        else "The probability of the class over the region while patches are removed, the most salient first."
+    )
     if context:
-        text += (
-            " Without its own patches a region loses its class, whatever surrounds it, so a map that merely marks the region "
-            "has a low deletion; with the region's patches kept, the score says whether the map finds the context that matters."
-        )
+        text += f" {BOX_CONTEXT if is_box else REGION_CONTEXT}"
     return [
-        "<h3>Faithfulness of the maps to the region</h3>",
+        f"<h3>Faithfulness of the maps to the {'box' if is_box else 'region'}</h3>",
         f"<p>{text}</p>",
         html_table(columns, rows),
         f'<div class="figures">{"".join(charts)}</div>',

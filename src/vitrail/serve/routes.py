@@ -16,7 +16,7 @@ from vitrail.serve.batcher import Finish, Job, QueuedImage
 from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.middleware import ServerState, respond_with_error
 from vitrail.serve.request_body import read_images
-from vitrail.serve.responses import prediction_json, saliency_job, saliency_overlay
+from vitrail.serve.responses import box_step, prediction_json, saliency_job, saliency_overlay
 from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, SegmentResponse, error_responses, success_response
 from vitrail.serve.segmentation import Segmented, fractions_step, require_segmentation, segment_step
 from vitrail.web.http import json_response, on_disconnect
@@ -34,10 +34,12 @@ class MaskOutput(StrEnum):
 
 DEFAULT_METHOD = SaliencyMethod("rollout")
 MAX_LABELS = 100_000
+MAX_BOXES = 10_000
 TopParameter = Annotated[int | None, Query(ge=1, le=MAX_LABELS, description="Number of labels per image, from a classifier.")]
 PARAMETERS = {  # what each must be, and a value that works
     "top": (f"a whole number from 1 to {MAX_LABELS:,}", "5"),
     "output": (f"one of {', '.join(MaskOutput)}", str(MaskOutput.RLE)),
+    "box": (f"a whole number from 0 to {MAX_BOXES:,}", "0"),
     "method": (f"one of {', '.join(SALIENCY_METHODS)}", str(DEFAULT_METHOD)),
 }
 
@@ -100,14 +102,20 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
                 alias="class", description="Class to explain, or the index of another output; default: the most probable class."
             ),
         ] = None,
+        box: Annotated[
+            int | None,
+            Query(ge=0, le=MAX_BOXES, description="Of a detection model, the detection to explain: 0 has the highest score."),
+        ] = None,
     ) -> Response:
         """Compute saliency maps; with ``Accept: image/png`` and a single image, drawn over the model's input."""
-        _check_names(request, "method", "class")
-        job = saliency_job(_require_predictor(server_state), str(method), target)
-        names, outcomes = await _run_images(server_state, request, job)
+        _check_names(request, "method", "class", "box")
+        predictor = _require_predictor(server_state)
+        job = saliency_job(predictor, str(method), target, box)
+        names, outcomes = await _run_images(server_state, request, job, box_step(predictor.task))
         if "image/png" in request.headers.get("accept", "") and len(outcomes) == 1 and isinstance(outcomes[0], dict):
             server_state.metrics.count_images("predicted")
-            drawing = await asyncio.to_thread(saliency_overlay, outcomes[0]["pixels"], outcomes[0]["map"])
+            outcome = outcomes[0]
+            drawing = await asyncio.to_thread(saliency_overlay, outcome["pixels"], outcome["map"], outcome.get("input_box"))
             return Response(drawing, media_type="image/png")
         return _respond(server_state, names, outcomes, "explanations", _saliency_json)
 
@@ -177,7 +185,8 @@ def _respond(
 
 
 def _saliency_json(outcome: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: value for name, value in outcome.items() if name != "pixels"}, "map": outcome["map"].tolist()}
+    shown = {name: value for name, value in outcome.items() if name not in ("pixels", "input_box")}
+    return {**shown, "map": outcome["map"].tolist()}
 
 
 def _require_predictor(server_state: ServerState) -> Predictor:

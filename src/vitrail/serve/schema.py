@@ -83,6 +83,10 @@ class SaliencyMap(BaseModel):
     probability: float = Field(default=0, ge=0, le=1)
     labels: list[str] = Field(default=[], description="As in a prediction.")
     probabilities: list[float] = []
+    score: float = Field(default=0, description="Of a detection model, that of the box.")
+    box: list[float] = Field(
+        default=[], description="Of a detection model: left, top, right and bottom in pixels of the image."
+    )
     explained: str = Field(
         description="Class that the map explains, or the index of another output; empty if the model has neither."
     )

@@ -44,7 +44,7 @@ def explained_model(
     classifier, classes, present = largest_predicted_regions(model, images, target)
     if not present.any():
         classifier, classes, present = largest_predicted_regions(model, images)
-    count = int((classifier.pixel_weights > 0).sum())
+    count = int((classifier.output_weights > 0).sum())
     return classifier, {"pixel": None, "pixels": count, "class": int(classes[0])}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int8
 from numpy import ndarray
 
-from vitrail.data.sources.objects import Objects, box_areas
+from vitrail.data.sources.objects import Objects, box_areas, build_objects
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 MAX_DETECTIONS = 100  # of a class in an image
@@ -100,6 +100,21 @@ def pair_boxes(
                 paired[detection] = near[overlap[detection, near].argmax()]
                 is_free[paired[detection]] = False
     return BoxPairs(kept, paired, (paired < 0) & (same & objects.crowd & enough).any(1))
+
+
+def box_agreement(
+    detections: Sequence[Float[ndarray, "_ 6"]], expected: Sequence[Float[ndarray, "_ 6"]], threshold: float = 0.5
+) -> float:
+    """Return the F1 of the detections in all images, as if the expected ones were the objects: left, top, right, bottom, score,
+    label. Those without an area count for nothing."""
+    matched = total = 0
+    for images in zip(detections, expected, strict=True):
+        rows, true = (each[(each[:, 2:4] > each[:, :2]).all(1)] for each in images)
+        objects, labels = build_objects(true[:, :4], true[:, 5]), rows[:, 5].astype(np.int64)
+        matches = match_image(rows[:, :4], rows[:, 4], labels, objects, (threshold,), max_detections=max(len(rows), 1))
+        matched += int((matches.outcomes[:, 0] == RIGHT).sum())
+        total += len(rows) + len(true)
+    return 2 * matched / total if total else 1.0
 
 
 def confusion_with_background(

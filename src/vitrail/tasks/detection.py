@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor, nn
 
@@ -21,17 +21,26 @@ from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.data.transforms import boxes_to_input, crop_window, upright_size
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Detection
 from vitrail.tasks.box_decoding import Detections
+from vitrail.tasks.box_matching import box_agreement
 from vitrail.tasks.detected_images import load_detected_images, stack_detected_images
 from vitrail.tasks.detection_heads import HEADS, DetectionHead
-from vitrail.tasks.detection_metrics import METRIC_TITLES, class_rows, detection_scores, image_average_precision
+from vitrail.tasks.detection_metrics import (
+    METRIC_TITLES,
+    best_score_thresholds,
+    class_rows,
+    detection_scores,
+    image_average_precision,
+)
 from vitrail.tasks.task import Gather, ImageScore, Prediction, Task, no_gather
+from vitrail.tasks.thresholds import DEFAULT_THRESHOLD, check_threshold, read_thresholds
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 NUM_COUNTED = 500  # images whose objects are counted for the weights of the classes
-MIN_SCORE = 0.5  # of a detection where there is no ranking
+ROW_COLUMNS = ("label", "score", "left", "top", "right", "bottom")  # of a CSV file with a row per box
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,17 @@ class DetectionPrediction(Prediction):
     boxes: list[DetectedBox] = field(default_factory=list)
     size: ImageSize | None = None  # height and width of the image
 
+    def above(self, threshold: float) -> "DetectionPrediction":
+        """Return the prediction with the boxes alone that have at least this score."""
+        return replace(self, boxes=[box for box in self.boxes if box.score >= threshold])
+
     def cells(self) -> dict[str, Any]:
         return {"objects": len(self.boxes), "labels": ";".join(box.label for box in self.boxes)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each box; without any, an empty one, which says that there is no object."""
+        columns = ((found.label, found.score, *found.box) for found in self.boxes)
+        return [dict(zip(ROW_COLUMNS, each, strict=True)) for each in columns] or [{}]
 
     def plain(self) -> dict[str, Any]:
         size = None if self.size is None else list(self.size)
@@ -69,6 +87,7 @@ class DetectionTask(Task):
     """Boxes with classes."""
 
     class_weights: Float[Tensor, " k"] | None = None
+    thresholds: tuple[float, ...] | None = None  # of the scores, for each class; None: 0.5
 
     config_class: ClassVar = Detection
     primary_metric: ClassVar[str] = "ap"
@@ -76,6 +95,7 @@ class DetectionTask(Task):
     curves: ClassVar[tuple[str, ...] | None] = ("ap", "ap50", "ap75", "ar100")
     metric_titles: ClassVar[Mapping[str, str]] = METRIC_TITLES
     image_score: ClassVar = ImageScore("ap50", "AP50 of an image")
+    fits_validation: ClassVar[bool] = True
     output_name: ClassVar[str] = "outputs"
     target_name: ClassVar[str] = "boxes"
     agreement_title: ClassVar[str] = "same objects"
@@ -107,6 +127,26 @@ class DetectionTask(Task):
             )
         return replace(self, class_weights=object_class_weights(data.train)) if self.config.balanced_loss else self
 
+    def with_validation(self, scores: Mapping[str, Any]) -> "DetectionTask":
+        """Return the task with score thresholds chosen for F1 on the validation images."""
+        detected = load_detected_images(scores)
+        assert detected is not None
+        return replace(self, thresholds=tuple(best_score_thresholds(detected.matches(), self.classes)))
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+
+    def with_state(self, state: Mapping[str, Any]) -> "DetectionTask":
+        return replace(self, thresholds=read_thresholds(state, self.classes))
+
+    def threshold_row(self) -> Float[Tensor, " k"]:
+        """Return the score of each class from which on a box is predicted."""
+        thresholds = (DEFAULT_THRESHOLD,) * self.classes if self.thresholds is None else self.thresholds
+        return torch.tensor(thresholds, dtype=torch.float64)
+
+    def with_threshold(self, threshold: float) -> "DetectionTask":
+        return replace(self, thresholds=(check_threshold(threshold),) * self.classes)
+
     def build_model(self, encoder: Model) -> nn.Module:
         assert isinstance(encoder, ViT)  # others are refused by the settings' ``check``
         return self.head.build(encoder, self.config)
@@ -137,7 +177,8 @@ class DetectionTask(Task):
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
-        return self.head.decode(outputs, self.preprocess.image_size, self.config.max_detections)
+        assert isinstance(self.model, ViTConfig)
+        return self.head.decode(outputs, self.config, self.model.patch_stride)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
@@ -192,12 +233,12 @@ class DetectionTask(Task):
         self, outputs: Float[Tensor, "b channels rows columns"], targets: Sequence[tuple[Objects, ImageSize]]
     ) -> Float[Tensor, " b"]:
         """Return the average precision of the detections in each image, ranked whatever their class; of an image without
-        objects 1 if nothing is detected with a score of 0.5, else 0."""
+        objects 1 if nothing is predicted there, else 0."""
         indices = range(len(targets))
         detections = [self.detect(output, size) for output, (_, size) in zip(outputs, targets, strict=True)]
         detected = stack_detected_images(indices, detections, [objects for objects, _ in targets])
         precision = torch.tensor([image_average_precision(each) for each in detected.matches()], dtype=torch.float64)
-        is_clear = torch.tensor([not (rows[:, 4] >= MIN_SCORE).any() for rows in detections], dtype=torch.float64)
+        is_clear = torch.tensor([not self.is_predicted(rows).any() for rows in detections], dtype=torch.float64)
         return torch.where(precision.isnan(), is_clear, precision)
 
     def split_details(self, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,31 +247,37 @@ class DetectionTask(Task):
         return {"classes": class_rows(self.class_names, detected.matches())}
 
     def saved_predictions(self, saved: Mapping[str, Tensor], top_k: int) -> list[DetectionPrediction]:
-        """Return the detections of each image from a score of 0.5 on; the sizes of the images are not saved."""
+        """Return what is predicted for each image; the sizes of the images are not saved."""
         detected = load_detected_images(saved)
         assert detected is not None
-        rows = [torch.from_numpy(np.column_stack(found)[found.scores >= MIN_SCORE]) for found, _ in detected]
-        return [self.box_prediction(each[:, :4], each[:, 4], each[:, 5].long(), None) for each in rows]
+        return [self.box_prediction(torch.from_numpy(np.column_stack(found)), None) for found, _ in detected]
 
     def image_prediction(self, outputs: Float[Tensor, "channels rows columns"], size: ImageSize) -> DetectionPrediction:
-        found = self.decode(outputs[None])
-        return self.box_prediction(self.restore_boxes(found.boxes[0], size), found.scores[0], found.labels[0], size)
-
-    def box_prediction(
-        self, boxes: Float[Tensor, "m 4"], scores: Float[Tensor, " m"], labels: Int[Tensor, " m"], size: ImageSize | None
-    ) -> DetectionPrediction:
-        """Return detections as a prediction; those without a peak, whose score is 0, are left out."""
-        rows = zip(boxes.tolist(), scores.tolist(), labels.tolist(), strict=True)
-        found = [DetectedBox(self.class_names[label], score, _as_box(box)) for box, score, label in rows if score > 0]
-        return DetectionPrediction(boxes=found, size=size)
+        return self.box_prediction(self.detect(outputs, size), size)
 
     def predictions(self, outputs: Float[Tensor, "b channels rows columns"], top_k: int) -> list[DetectionPrediction]:
         """Return predictions in pixels of the model's input, of images whose own sizes are not known."""
         found = self.decode(outputs)
-        return [self.box_prediction(*each, self.preprocess.image_size) for each in zip(*found, strict=True)]
+        rows = torch.cat([found.boxes, found.scores[..., None], found.labels[..., None]], dim=2).double()
+        return [self.box_prediction(each[each[:, 4] > 0], self.preprocess.image_size) for each in rows]
+
+    def box_prediction(self, rows: Float[Tensor, "m 6"], size: ImageSize | None) -> DetectionPrediction:
+        """Return those of the detections of ``detect`` as a prediction whose score reaches the threshold of their class."""
+        found = [
+            DetectedBox(self.class_names[int(label)], score, (left, top, right, bottom))
+            for left, top, right, bottom, score, label in rows[self.is_predicted(rows)].tolist()
+        ]
+        return DetectionPrediction(boxes=found, size=size)
+
+    def is_predicted(self, rows: Float[Tensor, "m 6"]) -> Bool[Tensor, " m"]:
+        """Return which detections have a score that reaches the threshold of their class."""
+        return rows[:, 4] >= self.threshold_row()[rows[:, 5].long()]
 
     def columns(self, top_k: int) -> list[str]:
         return ["objects", "labels"]
+
+    def row_columns(self, top_k: int) -> list[str]:
+        return list(ROW_COLUMNS)
 
     def table_columns(self) -> dict[str, int]:
         return {"objects": 8, "found": 40}
@@ -238,6 +285,21 @@ class DetectionTask(Task):
     def export_outputs(self, outputs: Float[Tensor, "b channels rows columns"]) -> dict[str, Tensor]:
         found = self.decode(outputs)
         return {self.output_name: outputs, "boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+    def agreement(
+        self, outputs: Float[Tensor, "b channels rows columns"], expected: Float[Tensor, "b channels rows columns"]
+    ) -> float:
+        """Return ``box_agreement`` of the detections."""
+        size = self.preprocess.image_size
+        found, wanted = ([self.detect(each, size) for each in maps] for maps in (outputs, expected))
+        return self.box_agreement(found, wanted)
+
+    def box_agreement(self, detections: Sequence[Float[Tensor, "_ 6"]], expected: Sequence[Float[Tensor, "_ 6"]]) -> float:
+        """Return how well the predicted boxes of all images agree with the expected ones; if none is expected, all detections
+        are compared, whatever their scores."""
+        least = DEFAULT_THRESHOLD if any((rows[:, 4] >= DEFAULT_THRESHOLD).any() for rows in expected) else 0.0
+        found, wanted = ([rows[rows[:, 4] >= least].numpy() for rows in images] for images in (detections, expected))
+        return box_agreement(found, wanted)
 
 
 def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
@@ -248,8 +310,3 @@ def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
         counts += np.bincount(objects.labels[~objects.crowd], minlength=len(counts))
     weights = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0.0)
     return torch.from_numpy(weights * counts.sum() / max((weights * counts).sum(), 1e-9)).float()
-
-
-def _as_box(values: Sequence[float]) -> Box:
-    left, top, right, bottom = values
-    return left, top, right, bottom

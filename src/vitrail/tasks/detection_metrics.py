@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from vitrail.tasks.box_matching import AREA_RANGES, IOU_THRESHOLDS, RIGHT, UNCOUNTED, ImageMatches
 from vitrail.tasks.resampling import NUM_RESAMPLES, finite_interval, iter_resamples
+from vitrail.tasks.thresholds import DEFAULT_THRESHOLD
 
 RECALL_LEVELS = np.linspace(0, 1, 101)  # at which precision is averaged
 MAX_DETECTIONS = (1, 10, 100)  # of a class in an image, for recall; the last for all else
@@ -37,7 +38,7 @@ METRIC_TITLES = {
     "ar_large": "AR of large objects",
 }
 CURVE_IOU = 0.5
-DEFAULT_THRESHOLD = 0.5  # score threshold of a class of which no detection is right
+MIN_OBJECTS = 5  # of a class for a score threshold of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +157,29 @@ def score_thresholds(rows: Sequence[Mapping[str, Any]]) -> Float[ndarray, " k"]:
     return np.array([DEFAULT_THRESHOLD if row["threshold"] is None else row["threshold"] for row in rows], np.float64)
 
 
+def best_score_thresholds(matches: Sequence[ImageMatches], num_classes: int) -> list[float]:
+    """Return the score threshold of each class of the largest F1: of a class with few objects, or of which none is found, the
+    one of all classes together."""
+    together = _curve(_by_class(list(map(_of_one_class, matches)), 1)[0]).best_threshold
+    thresholds = []
+    for each in _by_class(matches, num_classes):
+        own = _curve(each).best_threshold if each.counted[:, 0].sum() >= MIN_OBJECTS else None
+        thresholds.append(next((value for value in (own, together) if value is not None), DEFAULT_THRESHOLD))
+    return thresholds
+
+
 def image_average_precision(matches: ImageMatches) -> float:
     """Return the average precision at an IoU of 0.5 of the ranking of all detections in one image, of whatever class; NaN
     without objects."""
-    number = len(matches.scores)
-    merged = replace(matches, labels=np.zeros(number, np.int64), object_labels=np.zeros(len(matches.object_labels), np.int64))
     place = _index_of(CURVE_IOU, matches.thresholds)
     assert place is not None
-    return float(_average_precision(_by_class([merged], 1)[0], 0)[place])
+    return float(_average_precision(_by_class([_of_one_class(matches)], 1)[0], 0)[place])
+
+
+def _of_one_class(matches: ImageMatches) -> ImageMatches:
+    """Return matches as if all detections and objects were of the same class."""
+    number = len(matches.scores)
+    return replace(matches, labels=np.zeros(number, np.int64), object_labels=np.zeros(len(matches.object_labels), np.int64))
 
 
 def bootstrap_detection(

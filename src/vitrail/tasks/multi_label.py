@@ -30,6 +30,7 @@ from vitrail.tasks.label_metrics import (
     ranking_precision,
 )
 from vitrail.tasks.task import Gather, ImageScore, Loss, Prediction, Task, no_gather
+from vitrail.tasks.thresholds import check_threshold, read_thresholds
 
 MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
 THRESHOLD_METRICS = ("f1_macro", "f1_micro", "hamming", "subset_accuracy")
@@ -112,22 +113,23 @@ class MultiLabelTask(Task):
     def with_loss(self, loss: Loss) -> "MultiLabelTask":
         return replace(self, custom_loss=loss)
 
-    def with_validation(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> "MultiLabelTask":
+    def with_validation(self, scores: Mapping[str, Any]) -> "MultiLabelTask":
         """Return the task with thresholds chosen for F1 on the validation images."""
+        outputs, targets = scores[self.output_name], scores[self.target_name]
         chosen = best_thresholds(self.probabilities(outputs.double()), targets.bool(), MIN_POSITIVES)
         return replace(self, thresholds=tuple(chosen))
+
+    def validation_metrics(self, scores: Mapping[str, Any]) -> dict[str, float]:
+        return self.metrics(scores[self.output_name], scores[self.target_name])
 
     def state(self) -> dict[str, Any]:
         return {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
 
     def with_state(self, state: Mapping[str, Any]) -> "MultiLabelTask":
-        thresholds = state.get("thresholds")
-        if thresholds is None:
-            return self
-        is_valid = isinstance(thresholds, list) and all(type(each) in (int, float) and 0 <= each <= 1 for each in thresholds)
-        if not is_valid or len(thresholds) != self.model.classes:
-            raise VitrailError(f"the thresholds of the model must be {self.model.classes} numbers from 0 to 1; it is damaged")
-        return replace(self, thresholds=tuple(map(float, thresholds)))
+        return replace(self, thresholds=read_thresholds(state, self.model.classes))
+
+    def with_threshold(self, threshold: float) -> "MultiLabelTask":
+        return replace(self, thresholds=(check_threshold(threshold),) * self.model.classes)
 
     def build_model(self, encoder: Model) -> nn.Module:
         """Start a new classifier at the frequency of each class, so that rare ones need not be unlearned first."""

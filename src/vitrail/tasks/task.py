@@ -37,8 +37,12 @@ class Prediction:
     error: str | None = None
 
     def cells(self) -> dict[str, Any]:
-        """Return the prediction as plain values by column, for a CSV file."""
+        """Return the prediction as plain values by column, in a row for the image."""
         return {name: getattr(self, name) for name in prediction_fields(type(self))}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the prediction as rows of a CSV file, plain values by column: one, or one for each of its objects."""
+        return [self.cells()]
 
     def plain(self) -> dict[str, Any]:
         """Return the prediction as plain values by field, for JSON."""
@@ -128,9 +132,14 @@ class Task(ABC):
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
         raise VitrailError(f"{self.config.name} has a loss of its own; leave loss out, or change that of its task")
 
-    def with_validation(self, outputs: Tensor, targets: Any) -> "Task":
-        """Return the task with what is chosen on validation once the weights are selected, such as thresholds."""
+    def with_validation(self, scores: Mapping[str, Any]) -> "Task":
+        """Return the task with what is chosen on validation once the weights are selected, such as thresholds; ``scores`` is
+        what ``evaluate`` has returned."""
         return self
+
+    def validation_metrics(self, scores: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics of what ``evaluate`` has returned, with what ``with_validation`` has chosen since."""
+        return {name: value for name, value in scores.items() if isinstance(value, float)}
 
     def state(self) -> dict[str, Any]:
         """Return what was fitted to the data, as plain values; it is saved with the model."""
@@ -228,6 +237,12 @@ class Task(ABC):
         """Return the class probabilities that the outputs stand for."""
         raise VitrailError(f"a model for {self.config.name} predicts no class probabilities; use a classifier")
 
+    def with_threshold(self, threshold: float) -> "Task":
+        """Return the task with another threshold, for every class."""
+        raise VitrailError(
+            f"a threshold is for boxes or for several labels per image, and not for {self.config.name}; leave it out"
+        )
+
     def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Prediction]:
         """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
@@ -247,6 +262,10 @@ class Task(ABC):
     def columns(self, top_k: int) -> list[str]:
         """List the columns that the cells of a prediction may have."""
         return prediction_fields(self.prediction_class)
+
+    def row_columns(self, top_k: int) -> list[str]:
+        """List the columns that the ``rows`` of a prediction may have."""
+        return self.columns(top_k)
 
     def table_columns(self) -> dict[str, int]:
         """Return the columns of a printed table of predictions, with the width of their texts."""

@@ -271,9 +271,8 @@ class Trainer:
         if not self.task.fits_validation:
             return None
         scores = self.evaluator.evaluate(model, self.evaluator.selection_set, self.state)
-        outputs, targets = scores[self.task.output_name], scores[self.task.target_name]
-        self.task = self.evaluator.task = self.task.with_validation(outputs, targets)
-        return self.task.metrics(outputs, targets)
+        self.task = self.evaluator.task = self.task.with_validation(scores)
+        return self.task.validation_metrics(scores)
 
     def _metadata(self, step: int, **scores: dict[str, Any]) -> dict[str, Any]:
         return run_metadata(self.recipe, self.data, self.image_size, self.task.state(), step, **scores)

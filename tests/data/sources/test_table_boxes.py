@@ -44,7 +44,7 @@ def test_an_image_has_the_boxes_of_its_rows_and_none_if_they_are_empty(tmp_path:
     assert read(tmp_path / "boxes.csv", labels="label", boxes=True).fingerprint == data.fingerprint
     notes = "\n".join(data.notes)
     assert "3 boxes of 2 classes (cat, dog): 3 in 3 images" in notes
-    assert "boxes are in the columns left, top, right, bottom: left, top, right and bottom, in pixels" in notes
+    assert "boxes are in the columns left, top, right, bottom, in pixels" in notes
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,9 @@ def test_columns_are_found_by_their_names(header: str, row: str, tmp_path: Path)
     data = read(write(tmp_path, [row], header))
     assert data.class_names == ("cat",)
     assert data.train.objects(0).boxes.round(9).tolist() == [[3, 4, 9, 6]]
+    note = next(note for note in data.notes if note.startswith("boxes are in the columns"))
+    assert ("the last two its width and height" in note) == any(word in header for word in ("bbox_x", ",w,h", "left,top,width"))
+    assert ("fractions of the image" in note) == ("IsGroupOf" in header)
 
 
 def test_splits_and_crowds_have_columns(tmp_path: Path) -> None:

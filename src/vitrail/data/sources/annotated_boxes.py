@@ -29,6 +29,7 @@ from vitrail.data.sources.objects import Objects, box_areas
 from vitrail.data.sources.stored_boxes import BoxTable, StoredBoxes
 from vitrail.errors import VitrailError
 
+SPLITS = ("train", "validation", "test", "")
 MAX_NAMED = 6  # classes that a note names
 FRACTIONS = (-1.0, 2.0)  # all coordinates within these limits, and not all of them whole, are fractions of the image
 
@@ -171,6 +172,7 @@ def are_fractions(boxes: Float[ndarray, "m 4"]) -> bool:
 def box_notes(source: object, splits: Mapping[str, AnnotatedBoxes]) -> Iterator[str]:
     """Yield notes of what was found: classes and boxes, images without objects, and boxes that are left out; raise if there is
     nothing."""
+    splits = {split: splits[split] for split in SPLITS if split in splits}
     parts = list(splits.values())
     names, every = parts[0].names, ConcatDataset(parts)
     counts = np.bincount(np.concatenate([part.store.labels for part in parts]), minlength=len(names))

@@ -276,10 +276,13 @@ class _Reader:
             raise VitrailError(f"{path / folder} has no masks; it needs a PNG file for each image, of the same name and size")
         read_folder = read_image_folder if self.labelled else read_unlabelled_folder
         splits, notes = read_folder(path, listing)
-        has_others = pairs is not None or bool(find_coco_files(path)) or find_yolo(path) or has_voc_files(path)
         if self.labelled and pairs is not None:
             notes.append("folders are classes here, also those of masks, which --task segment reads as masks")
-        leaves_others = self.columns.masks is False and has_others
+        if self.labelled and has_voc_files(path):
+            notes.append("folders are classes here, and annotations are not read, which --task detect reads as boxes")
+        leaves_others = self.columns.masks is False and (
+            pairs is not None or has_voc_files(path) or bool(find_coco_files(path)) or find_yolo(path) is not None
+        )
         return SourceSplits(splits, tuple(notes), Columns(masks=False) if leaves_others else ANY_COLUMNS)
 
     def _read_file(self, path: Path) -> SourceSplits:

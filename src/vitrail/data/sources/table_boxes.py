@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from vitrail.data.sources.annotated_boxes import AnnotatedBoxes, Annotations, are_fractions, box_notes, with_annotations
+from vitrail.data.sources.annotated_boxes import SPLITS, AnnotatedBoxes, Annotations, are_fractions, box_notes, with_annotations
 from vitrail.data.sources.coded_column import CodedColumn
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import ImageFileDataset, Progress, SourceSplits
@@ -33,7 +33,6 @@ CROWD_COLUMNS = ("crowd", "iscrowd", "is_crowd", "difficult", "isgroupof", "is_g
 SIZE_COLUMNS = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 TRUE = ("1", "1.0", "true", "yes")
 ONLY_CLASS = "object"
-SPLITS = ("train", "validation", "test", "")
 
 
 @dataclass(frozen=True)
@@ -229,8 +228,8 @@ def _sizes(rows: BoxRows, box_columns: BoxColumns, first: ndarray) -> Int[ndarra
 
 
 def _notes(box_columns: BoxColumns, in_fractions: bool) -> Iterator[str]:
-    meaning = "left, top, width and height" if box_columns.have_sides else "left, top, right and bottom"
+    sides = ", the last two its width and height" if box_columns.have_sides else ""
     unit = "fractions of the image" if in_fractions else "pixels"
-    yield f"boxes are in the columns {', '.join(box_columns.corners)}: {meaning}, in {unit}"
+    yield f"boxes are in the columns {', '.join(box_columns.corners)}{sides}, in {unit}"
     if box_columns.label is None:
         yield f"no column names a class, so all boxes are of one, {ONLY_CLASS!r}"

@@ -13,6 +13,8 @@ from tests.data.coco_images import write_image
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits
+from vitrail.data.sources.fold import Fold
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 
@@ -227,6 +229,16 @@ def test_a_folder_without_boxes_is_refused_if_they_are_asked_for(tmp_path: Path)
         read(tmp_path, columns=Columns(boxes=True))
 
 
+def test_folders_are_classes_by_choice(tmp_path: Path) -> None:
+    """And again when the run is resumed, with the columns that it has recorded."""
+    write(tmp_path, {"a": annotation([CAT])})
+    write_image(tmp_path / "cat/0.png", SIZE, 3)
+    data = read(tmp_path, columns=Columns(masks=False, boxes=False))
+    assert data.class_names == ("JPEGImages", "cat")
+    assert any("which --task detect reads as boxes" in note for note in data.notes)
+    assert read(tmp_path, columns=data.columns).fingerprint == data.fingerprint
+
+
 def test_masks_beside_annotations_are_read_unless_boxes_are_asked_for(tmp_path: Path) -> None:
     write(tmp_path, {"a": annotation([CAT]), "b": annotation([DOG])})
     for name in "ab":
@@ -238,6 +250,20 @@ def test_masks_beside_annotations_are_read_unless_boxes_are_asked_for(tmp_path: 
     data = read(tmp_path, columns=Columns(boxes=True))
     assert data.train.has_box_targets
     assert data.left_out == ()  # masks are no images without annotations
+
+
+def test_missing_splits_and_folds_have_their_share_of_each_class(tmp_path: Path) -> None:
+    """Also of one that is in few images."""
+    rare = ("bird", (2, 2, 9, 9), 0)
+    files = {str(number): annotation([CAT, rare] if number in (3, 11, 17, 29, 31) else [CAT]) for number in range(40)}
+    write(tmp_path, {**files, "bad": "<annotation>"})
+    data = open_dataset(tmp_path, split_fractions=SplitFractions(0.2, 0.2))
+    birds = {split: sum(0 in part.objects(index).labels for index in range(len(part)) if part.title(index) != "bad.png")
+             for split, part in data.splits.items()}  # fmt: skip
+    assert birds == {"train": 3, "validation": 1, "test": 1}
+    fold = fold_splits(data, Fold(2, 5), 0.0)
+    assert fold.test.has_box_targets
+    assert sum(0 in fold.test.objects(index).labels for index in range(len(fold.test))) == 1
 
 
 def test_the_fingerprint_changes_with_any_box(tmp_path: Path) -> None:

@@ -34,8 +34,7 @@ from vitrail.errors import VitrailError
 
 PANES_CLASSES = tuple(FIGURES)
 PANES_MASK_CLASSES = ("background", "figure")  # of pixels: the figure that decides the label, and all else
-PANES_BOX_CLASSES = ("figure", "ornament")  # ornaments are the smaller objects around the figure
-MIN_VISIBLE = 0.004  # fraction of the image: an object of which less is visible counts as a crowd
+PANES_BOX_CLASSES = ("figure",)  # as the masks: the smaller objects around it can hardly be told from the window
 PANES_SPLITS = ("train", "validation", "test")
 FIGURE_NUMBERS = ("angle", "size", "x", "y")  # see figure_numbers
 FIGURE_PANES = 3  # down and across
@@ -118,9 +117,8 @@ class PanesDataset(Dataset):
 
     def objects(self, index: int) -> Objects:
         scene = self.scene(index)
-        visible = np.bincount(scene.instances.ravel(), minlength=len(scene.kinds) + 1)[1:]
-        is_hidden = visible < MIN_VISIBLE * scene.mask.size
-        return build_objects(scene.boxes, scene.kinds >= len(FIGURES), is_hidden, visible.astype(np.float64))
+        of_figure = scene.kinds < len(FIGURES)
+        return build_objects(scene.boxes[of_figure], [0], areas=np.array([scene.mask.sum()], np.float64))
 
     @property
     def number_names(self) -> tuple[str, ...]:

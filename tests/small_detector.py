@@ -8,7 +8,7 @@ import torch
 
 from tests.small_models import small_config
 from vitrail.config import to_dict
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, BoxTargets, DatasetSplits
 from vitrail.data.sources.objects import NO_OBJECTS, Objects, build_objects
 from vitrail.models.build import build, with_metadata_of
@@ -19,12 +19,14 @@ CLASSES = ("disc", "square", "star")
 SIZE = (36, 45)  # of the images
 
 
-def random_detector(seed: int = 0, classes: tuple[str, ...] = CLASSES, **changes: Any) -> Any:
+def random_detector(
+    seed: int = 0, classes: tuple[str, ...] = CLASSES, layers: tuple[int, ...] = (), fit: Fit = "stretch", **changes: Any
+) -> Any:
     """A detector in images of 12 x 15 pixels, which finds boxes of various sizes at random places."""
     torch.manual_seed(seed)
     encoder: Any = build(small_config(classes=0, **changes))
-    encoder.preprocess, encoder.class_names = Preprocess((12, 15), 1.0, "stretch"), classes
-    config = Detection(classes=len(classes), map_width=8, upscale_blocks=1, max_detections=30)
+    encoder.preprocess, encoder.class_names = Preprocess((12, 15), 1.0, fit), classes
+    config = Detection(classes=len(classes), layers=layers, map_width=8, upscale_blocks=1, max_detections=30)
     encoder.metadata = {"recipe": {"task": to_dict(config)}}
     model = model_task(encoder).build_model(encoder)
     for weight in model.parameters():
