@@ -248,7 +248,10 @@ def test_callbacks_are_called_as_often_as_the_log_has_rows(tmp_path: Path) -> No
         ({"model": torch.nn.Linear(2, 3)}, "model must be a name, got a Linear; change the variant by settings, such as"),
         ({"recipe": recipe()}, "recipe must be a name, got a Recipe; vitrail.fit trains a complete recipe"),
         ({"task": 3}, "task must be a name such as 'segment', or the settings of a task, got 3; leave it out for the one"),
-        ({"task": "classfy"}, "task must be classify, regress, segment, multi-label, got 'classfy'; did you mean 'classify'"),
+        (
+            {"task": "classfy"},
+            "task must be classify, regress, segment, detect, multi-label, got 'classfy'; did you mean 'classify'",
+        ),
         ({"epochs": "3"}, "epochs must be a number, got '3'"),
         ({"epochs": 0}, "epochs must be above 0, got 0; try epochs=10"),
         ({"minutes": "1"}, "minutes must be a number, got '1'"),

@@ -68,7 +68,7 @@ def test_mistakes_are_one_sentence(capsys: Capture) -> None:
     for arguments, sentence in (
         (["strange", PANES], "1 of the 1 classes of panes:train_size=40,size=24x32 is unknown to the model: 'figure'"),
         (["one", "fashion"], "fashion has no boxes"),
-        (["one", PANES, "--tta", "flip"], "test-time augmentation"),
+        (["one", PANES, "--tta", "crops"], "is not for boxes, whose maps must have the same cells in all views"),
     ):
         assert run(["evaluate", *arguments]) == 2
         assert sentence in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_tiles_are_those_of_the_function(capsys: Capture) -> None:
         (["--tile", "3"], "tile must be auto, none, or height and width from 8 pixels on, got (3, 3); try --tile 512"),
         (["--tile", "large"], "--tile must be a number or HEIGHTxWIDTH, got 'large'"),
         (["--overlap", "1"], "overlap must be from 0 to 0.9, got 1.0; try --overlap 0.25"),
-        (["--out", "masks.png"], "--out is a folder for masks, or a .csv, .jsonl or .json file, got masks.png; try masks"),
+        (["--out", "masks.png"], "--out is a folder, or a .csv, .jsonl or .json file, got masks.png; try masks"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
@@ -238,7 +238,10 @@ def test_a_classifier_has_no_masks_to_write(tmp_path: Path, capsys: Capture) -> 
     model.preprocess = Preprocess((12, 15))
     save(model, tmp_path / "classifier")
     assert run(["predict", "classifier", "in", "--out", "masks.json"]) == 2
-    assert "--out must end in .csv or .jsonl, got masks.json: .json is for masks; try masks.jsonl" in capsys.readouterr().err
+    assert (
+        "--out must end in .csv or .jsonl, got masks.json: .json is for masks and boxes; try masks.jsonl"
+        in capsys.readouterr().err
+    )
     assert run(["predict", "classifier", "in", "--out", "masks", "--overlay"]) == 2
     assert "--overlay needs a model of masks, and" in capsys.readouterr().err
     assert run(["predict", "classifier", "in", "--tile", "64"]) == 2

@@ -218,7 +218,7 @@ def test_the_command(tmp_path: Path, capsys: Capture) -> None:
     assert "medium one of up to 96 x 96" in page
     assert run(["data", "check", "panes:train_size=20,size=16x32", "--task", "detect"]) == 0
     printed = capsys.readouterr().out
-    assert "train: 2." in printed
+    assert "train: 1.0 boxes per image" in printed
     assert "has conflicting boxes" in printed
     assert run(["data", "check", "panes:train_size=20,size=16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["boxes"] is None

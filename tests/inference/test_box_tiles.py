@@ -28,7 +28,7 @@ class ExactDetector(Predictor):
 
     def __init__(self, preprocess: Preprocess | None = None, **metadata: Any) -> None:
         config: ModelConfig = replace(small_config(classes=0), image=INPUT, patch=(8, 8))
-        recorded = {"recipe": {"task": to_dict(Detection(classes=3))}, **metadata}
+        recorded = {"recipe": {"task": to_dict(Detection(classes=3, upscale_blocks=2))}, **metadata}
         preprocess = preprocess or Preprocess(INPUT, 1.0, "stretch", "nearest")
         super().__init__("exact", config, preprocess, NAMES, recorded, has_decoder=True)
         self.num_inputs: list[int] = []

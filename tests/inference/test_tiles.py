@@ -190,7 +190,7 @@ def test_a_classifier_has_no_tiles() -> None:
     model = vitrail.build("mu/16", image=32, classes=3)
     model.preprocess = Preprocess((32, 32))
     with pytest.raises(
-        VitrailError, match="tiles are for models that predict masks, and the model is a model for classification"
+        VitrailError, match="tiles are for models that predict masks or boxes, and the model is a model for classification"
     ):
         vitrail.predict(model, image(64, 64), tile=32)
 

@@ -295,7 +295,9 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 def test_what_cannot_be_segmented_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="fashion has no masks"):
         vitrail.train("fashion", task="segment", out=tmp_path / "a")
-    with pytest.raises(VitrailError, match=r"task must be classify, regress, segment, multi-label, got 'segmnt'; did you mean"):
+    with pytest.raises(
+        VitrailError, match=r"task must be classify, regress, segment, detect, multi-label, got 'segmnt'; did you mean"
+    ):
         vitrail.train(PANES, task="segmnt", out=tmp_path / "b")
     with pytest.raises(VitrailError, match=r"task.layers must be at most 1"):
         train(tmp_path / "c", settings={"task.layers": [1, 9]})

@@ -44,9 +44,11 @@ class Policy:
 
     def __post_init__(self) -> None:
         validate(self)
-        for name in ("hflip", "min_visible", "erase_prob", "mix_prob", "cutmix_prob"):
+        for name in ("hflip", "erase_prob", "mix_prob", "cutmix_prob"):
             if not 0 <= getattr(self, name) <= 1:
-                raise VitrailError(f"{name} must be from 0 to 1, got {getattr(self, name)}; try {name}=0.5")
+                raise VitrailError(f"{name} must be a probability from 0 to 1, got {getattr(self, name)}; try {name}=0.5")
+        if not 0 <= self.min_visible <= 1:
+            raise VitrailError(f"min_visible must be from 0 to 1, got {self.min_visible}; try min_visible=0.25")
         for name in ("crop_scale", "crop_ratio", "erase_scale", "erase_ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high or ("scale" in name and high > 1):

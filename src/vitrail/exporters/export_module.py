@@ -42,7 +42,7 @@ class ExportModule(nn.Module):
         self.model = model
         self.task, self.has_outputs = model_task(encoder), encoder is not model or encoder.config.classes > 0
 
-    def forward(self, images: Num[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b ..."], ...]:
+    def forward(self, images: Num[Tensor, "b height width c"]) -> tuple[Num[Tensor, "b ..."], ...]:
         normalised = rearrange(images, "b h w c -> b c h w").float() * self.scale - self.shift
         return tuple(self.named_outputs(self.model(normalised)).values())
 

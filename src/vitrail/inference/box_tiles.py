@@ -31,7 +31,7 @@ Edges = tuple[float, float]  # where the tile before one ends, and where the one
 
 @dataclass(frozen=True, eq=False)
 class TileBoxes:
-    """What is detected in a window of an image."""
+    """Detections in a window of an image."""
 
     window: Float[ndarray, " 4"]
     boxes: Float[ndarray, "m 4"]

@@ -182,14 +182,8 @@ class DetectionTask(Task):
 
     def decode(self, outputs: Float[Tensor, "b channels rows columns"]) -> Detections:
         """Return the detections in pixels of the model's input."""
-        return self.head.decode(outputs, self._input_size(outputs), self.config.max_detections)
-
-    def _input_size(self, outputs: Float[Tensor, "b channels rows columns"]) -> ImageSize:
-        """Return the size of the model's input that has these outputs: that of an exported file may be dynamic."""
         assert isinstance(self.model, ViTConfig)
-        (stride_y, stride_x), (rows, columns) = self.model.patch_stride, outputs.shape[2:]
-        steps = self.config.num_upscale_blocks((stride_y, stride_x))
-        return rows * stride_y >> steps, columns * stride_x >> steps
+        return self.head.decode(outputs, self.config, self.model.patch_stride)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.decode import ImageSize
+from vitrail.models.config import Pair
 from vitrail.models.vit import ViT
 from vitrail.recipes.task_config import Detection
 from vitrail.tasks.box_decoding import Detections, decode_boxes
@@ -30,7 +31,7 @@ class DetectionHead:
     build: Callable[[ViT, Detection], nn.Module]
     train_outputs: Callable[[nn.Module, Tensor], Tensor]
     losses: ImageLosses
-    decode: Callable[[Tensor, ImageSize, int], Detections]
+    decode: Callable[[Tensor, Detection, Pair], Detections]  # from outputs, the settings and the stride of the patches
     class_loss_name: str
 
 
@@ -49,6 +50,13 @@ def _build_queries(encoder: ViT, config: Detection) -> nn.Module:
     return QueryDetector(encoder, config.classes, config.queries, query_blocks, config.query_positions)
 
 
+def _decode_dense(outputs: Float[Tensor, "b channels rows columns"], config: Detection, stride: Pair) -> Detections:
+    rows, columns = outputs.shape[2:]
+    steps = config.num_upscale_blocks(stride)
+    size = rows * stride[0] >> steps, columns * stride[1] >> steps  # that of an exported file may be dynamic
+    return decode_boxes(outputs, size, config.max_detections)
+
+
 def _dense_losses(
     output: Tensor, objects: Tensor, size: ImageSize, config: Detection, class_weights: ClassWeights
 ) -> tuple[Tensor, Tensor]:
@@ -63,12 +71,12 @@ def _query_losses(
 
 
 HEADS = {
-    "dense": DetectionHead(_build_dense, lambda model, images: model(images)[None], _dense_losses, decode_boxes, "heat_loss"),
+    "dense": DetectionHead(_build_dense, lambda model, images: model(images)[None], _dense_losses, _decode_dense, "heat_loss"),
     "queries": DetectionHead(
         _build_queries,
         lambda model, images: model(images, True),
         _query_losses,
-        lambda outputs, _, max_detections: decode_queries(outputs, max_detections),
+        lambda outputs, config, _: decode_queries(outputs, config.max_detections),
         "class_loss",
     ),
 }
