@@ -47,7 +47,7 @@ def test_a_box_is_that_of_the_prediction(fit: Fit) -> None:
 
 def test_a_pixel_chooses_the_box_with_the_highest_score_that_contains_it() -> None:
     model = random_detector()
-    found: Any = predict(model, [PIXELS], threshold=0)[0]
+    found: Any = predict(model, [PIXELS], threshold=0.0)[0]
     for column, row in ((3, 4), (17, 11), (28, 20)):
         containing = [
             index

@@ -36,7 +36,7 @@ OUTPUTS = ["outputs", "boxes", "scores", "labels"]
 
 
 def panes_detector() -> Any:
-    return small_detector(names=("none", *panes().class_names[::-1]))  # in another order than the dataset's
+    return small_detector(names=("none", "other", *panes().class_names))  # numbered otherwise than the dataset's
 
 
 def panes() -> DatasetSplits:
