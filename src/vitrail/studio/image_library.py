@@ -120,7 +120,7 @@ class ImageLibrary:
         return location.title if isinstance(location, Upload) else printable_title(location[0].title(location[1]))
 
     def label(self, id: str) -> str | None:
-        """Return the class name; without one, how many objects of which class there are; None if nobody knows."""
+        """Return the class name; without one, how many objects there are; None if nobody knows."""
         location = self._locate(id)
         if isinstance(location, Upload):
             return None
@@ -218,13 +218,12 @@ def _scale_to_fit(original: tuple[int, int], size: int) -> tuple[int, int]:
 
 
 def _count_objects(dataset: Dataset, index: int) -> str | None:
-    """Describe the objects of an image, the most frequent class first; None if they cannot be read."""
+    """Return how many objects an image has; None if they cannot be read."""
     try:
-        counts = np.bincount(dataset.objects(index).labels, minlength=len(dataset.box_names))
+        count = len(dataset.objects(index))
     except (VitrailError, OSError):
         return None
-    order = np.argsort(-counts, kind="stable").tolist()
-    return ", ".join(f"{counts[label]} {dataset.box_names[label]}" for label in order if counts[label]) or "no objects"
+    return f"{count} object{'' if count == 1 else 's'}"
 
 
 def _encode_png(content: bytes | ndarray, size: int, labelled: LabelledObjects | None = None) -> bytes:

@@ -205,6 +205,11 @@ async def _highest_loss(studio: StudioState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).highest_loss))
 
 
+async def _lowest_precision(studio: StudioState, request: Request) -> Response:
+    predictions = studio.service.predictions(_text_param(request, "model"))
+    return json_response(await asyncio.to_thread(predictions.lowest_precision))
+
+
 API: dict[str, tuple[str, Handler]] = {
     "studio": ("GET", _studio),
     "datasets": ("GET", _datasets),
@@ -226,6 +231,7 @@ API: dict[str, tuple[str, Handler]] = {
     "confused-images": ("GET", _confused_images),
     "class-metrics": ("GET", _class_metrics),
     "highest-loss": ("GET", _highest_loss),
+    "lowest-precision": ("GET", _lowest_precision),
 }
 
 
