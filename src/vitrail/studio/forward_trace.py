@@ -19,6 +19,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import crop_window, normalise, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, attention, count_tokens, eval_mode, pooled_attention, pooling_weights
+from vitrail.explain.box import BoxClassifier
 from vitrail.explain.gradient import has_logit_lens, logit_lens
 from vitrail.explain.head_statistics import token_norms
 from vitrail.inference.predictor import require_preprocess
@@ -63,6 +64,7 @@ def trace_image(
         "image": {"width": original.width, "height": original.height},
         **_model_shape(vit, images),
         "target": target_class,
+        "predicted": resolve_target(vit, None, state_logits[-1]),
         "ranks": []
         if target_class is None
         else (1 + (probabilities > probabilities[:, [target_class]]).sum(1)).tolist(),  # of the target in every state
@@ -98,7 +100,9 @@ def class_label(vit: ViT, class_index: int) -> str:
 
 
 def resolve_target(vit: ViT, target: int | None, logits: Float[Tensor, " k"]) -> int | None:
-    """Return the target class, else the predicted one; None for a model without a head."""
+    """Return the target class, else the predicted one, that of a box being given; None for a model without a head."""
+    if target is None and isinstance(vit, BoxClassifier):
+        return int(vit.labels[0])
     if target is None:
         return int(logits.argmax()) if count_classes(vit) else None
     if not count_classes(vit):

@@ -8,16 +8,21 @@ import io
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
+import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import decode_array, to_pil
+from vitrail.data.decode import ImageSize, decode_array, to_pil
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
+from vitrail.data.sources.objects import Objects
+from vitrail.data.transforms import upright_size
 from vitrail.errors import VitrailError
+from vitrail.plot.box_image import draw_boxes
 from vitrail.recipes.recipe import Recipe
 from vitrail.studio.lazy_dataset import DatasetLoading, LazyDataset
 from vitrail.studio.sample_images import NUM_SAMPLES, Samples
@@ -28,6 +33,15 @@ MIN_THUMBNAIL_SIZE, MAX_THUMBNAIL_SIZE = 16, 1024  # pixels of a thumbnail's lon
 DATASET_LIST_TIMEOUT = 2.0  # seconds that the list of datasets waits for them to open
 MAX_CONCURRENT_DECODES = 2  # images decoded at a time, since the largest takes hundreds of megabytes
 IMAGE_ID = re.compile(r"sample-(\d{1,3})|d(\d{1,3})-(train|validation|test)-(\d{1,12})|upload-([0-9a-f]{16})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class LabelledObjects:
+    """The objects of an image that a dataset has, with the names of its classes and the height and width of the image."""
+
+    objects: Objects
+    class_names: Sequence[str]
+    size: ImageSize
 
 
 class ImageLibrary:
@@ -106,9 +120,22 @@ class ImageLibrary:
         return location.title if isinstance(location, Upload) else printable_title(location[0].title(location[1]))
 
     def label(self, id: str) -> str | None:
-        """Return the class name, or None if it is unknown."""
+        """Return the class name; without one, how many objects there are; None if nobody knows."""
         location = self._locate(id)
-        return None if isinstance(location, Upload) else label_name(*location) or None
+        if isinstance(location, Upload):
+            return None
+        return label_name(*location) or (_count_objects(*location) if location[0].box_names else None)
+
+    def objects(self, id: str) -> LabelledObjects | None:
+        """Return the objects of an image; None if its dataset has no boxes, or those of the image cannot be read."""
+        location = self._locate(id)
+        if isinstance(location, Upload) or not location[0].box_names:
+            return None
+        dataset, position = location
+        try:
+            return LabelledObjects(dataset.objects(position), dataset.box_names, upright_size(dataset, position))
+        except (VitrailError, OSError):
+            return None
 
     def python_code(self, id: str) -> dict[str, Any]:
         """Return a Python expression for this image, and the imports that it needs."""
@@ -127,13 +154,15 @@ class ImageLibrary:
         dataset_index, split, _ = id[1:].split("-")
         return f"{self._datasets[int(dataset_index)].title} ({split})"
 
-    def thumbnail(self, id: str, size: int) -> bytes:
-        """Return an upright PNG whose longer side is at most ``size``; small images are not enlarged."""
+    def thumbnail(self, id: str, size: int, with_boxes: bool = False) -> bytes:
+        """Return an upright PNG whose longer side is at most ``size``; small images are not enlarged. ``with_boxes``: draw the
+        objects, if the dataset has their boxes."""
         if not MIN_THUMBNAIL_SIZE <= size <= MAX_THUMBNAIL_SIZE:
             raise VitrailError(f"size must be from {MIN_THUMBNAIL_SIZE} to {MAX_THUMBNAIL_SIZE} pixels, got {size}; try 160")
         content = self.read(id)
+        labelled = self.objects(id) if with_boxes else None
         with self._decoding:
-            return _encode_png(content, size)
+            return _encode_png(content, size, labelled)
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
         """Decode and store an image; the oldest uploads are dropped when there are too many."""
@@ -188,7 +217,16 @@ def _scale_to_fit(original: tuple[int, int], size: int) -> tuple[int, int]:
     return max(1, round(original[0] * scale)), max(1, round(original[1] * scale))
 
 
-def _encode_png(content: bytes | ndarray, size: int) -> bytes:
+def _count_objects(dataset: Dataset, index: int) -> str | None:
+    """Return how many objects an image has; None if they cannot be read."""
+    try:
+        count = len(dataset.objects(index))
+    except (VitrailError, OSError):
+        return None
+    return f"{count} object{'' if count == 1 else 's'}"
+
+
+def _encode_png(content: bytes | ndarray, size: int, labelled: LabelledObjects | None = None) -> bytes:
     if isinstance(content, bytes):
         image = Image.fromarray(decode_array(content, min_size=lambda original: _scale_to_fit(original, size)))
     else:
@@ -197,6 +235,9 @@ def _encode_png(content: bytes | ndarray, size: int) -> bytes:
     height, width = _scale_to_fit((image.height, image.width), size)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
+    if labelled is not None:
+        scale = np.array((width, height, width, height)) / np.array(labelled.size[::-1] * 2)
+        image = draw_boxes(image, scale * labelled.objects.boxes, labelled.objects.labels)
     stream = io.BytesIO()
     image.save(stream, "PNG")
     return stream.getvalue()

@@ -1,9 +1,4 @@
-"""The mask of an image by a segmentation model, and the classifier of one of its pixels, at the size of the model's input.
-
-Studio images are drawn at that size everywhere, so that memory is bounded whatever the image's own.
-
-c channels, k classes; the model's input is height by width.
-"""
+"""The mask of an image by a segmentation model, at the size of the model's input, height by width. c channels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,41 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.evaluation.region_selection import largest_predicted_regions, segment
+from vitrail.evaluation.region_selection import segment
 from vitrail.explain.ablate import ablate_images
 from vitrail.explain.attention import as_vit
-from vitrail.explain.region import RegionClassifier
-from vitrail.models.vit import ViT
 from vitrail.plot.class_colours import class_colour
-from vitrail.studio.forward_trace import Metadata, NamedArrays, check_finite_arrays, check_index, to_float32_array
+from vitrail.studio.forward_trace import Metadata, NamedArrays, check_finite_arrays, to_float32_array
 from vitrail.tasks.registry import model_task
-
-Pixel = tuple[int, int]  # column and row of the model's input
-
-
-def explained_model(
-    model: nn.Module, images: Float[Tensor, "1 c height width"], pixel: Pixel | None = None, target: int | None = None
-) -> tuple[ViT, Metadata | None]:
-    """Return a classifier as it is, and a segmentation model as one of a pixel, or of the pixels of its largest class, or of
-    the target if it is predicted anywhere; and which pixels these are."""
-    task: Any = model_task(model)
-    if not task.has_pixel_classes:
-        if pixel is not None:
-            raise VitrailError("pixels are explained of segmentation models only; leave pixel out")
-        return as_vit(model), None
-    if pixel is not None:
-        height, width = images.shape[2:]
-        weights = images.new_zeros(1, height, width)
-        weights[0, check_index("row", pixel[1], height), check_index("column", pixel[0], width)] = 1
-        return RegionClassifier(model, weights), {"pixel": pixel, "pixels": 1, "class": None}
-    classifier, classes, present = largest_predicted_regions(model, images, target)
-    if not present.any():
-        classifier, classes, present = largest_predicted_regions(model, images)
-    count = int((classifier.output_weights > 0).sum())
-    return classifier, {"pixel": None, "pixels": count, "class": int(classes[0])}
 
 
 def mask_view(

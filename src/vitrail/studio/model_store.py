@@ -109,7 +109,7 @@ class ModelStore:
 
     def _describe(self, stored: StoredModel) -> dict[str, Any]:
         with self.acquire(stored.id) as model:
-            vit, segments = as_vit(model), model_task(model).has_pixel_classes
+            vit, task = as_vit(model), model_task(model)
             config, class_names, preprocess = vit.config, model.class_names, model.preprocess
             patch_channels = vit.embed.project.weight.shape[1]  # a hybrid's stem has many
             num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -120,7 +120,8 @@ class ModelStore:
             "source": stored.source,
             "dataset": stored.dataset(),
             "is_run": stored.run is not None,
-            "segments": segments,
+            "segments": task.has_pixel_classes,
+            "detects": task.config.has_boxes,
             "kind": "hybrid" if config.stem is not None else "vit",
             "config": {name: fields.get(name, getattr(config, name)) for name in SHOWN_FIELDS}
             | {

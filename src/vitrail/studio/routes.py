@@ -17,7 +17,7 @@ from vitrail.config import parse_value
 from vitrail.data.decode import MAX_IMAGE_PIXELS
 from vitrail.errors import VitrailError, printable
 from vitrail.studio.cost_calculator import cost_of
-from vitrail.studio.mask_view import Pixel
+from vitrail.studio.explained_model import Selection
 from vitrail.studio.run_log import run_summary, stream_events
 from vitrail.studio.service import ModelRef, StudioService
 from vitrail.studio.uploads import MAX_UPLOAD_BYTES
@@ -91,7 +91,8 @@ async def _list_images(studio: StudioState, request: Request) -> Response:
 
 async def _image(studio: StudioState, request: Request) -> Response:
     id, size = _text_param(request, "image"), _int_param(request, "size", 256)
-    png = await asyncio.to_thread(studio.service.library.thumbnail, id, size)
+    with_boxes = bool(request.query_params.get("boxes"))
+    png = await asyncio.to_thread(studio.service.library.thumbnail, id, size, with_boxes)
     return Response(png, media_type="image/png")
 
 
@@ -103,8 +104,8 @@ async def _upload(studio: StudioState, request: Request) -> Response:
 
 async def _trace(studio: StudioState, request: Request) -> Response:
     model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    pixel = _optional_pixel_param(request)
-    return _binary_response(await studio.run_cancellable(request, studio.service.trace, model_ref, image, target, pixel))
+    selection = _selection_param(request)
+    return _binary_response(await studio.run_cancellable(request, studio.service.trace, model_ref, image, target, selection))
 
 
 async def _attention_rows(studio: StudioState, request: Request) -> Response:
@@ -114,9 +115,9 @@ async def _attention_rows(studio: StudioState, request: Request) -> Response:
 
 async def _saliency(studio: StudioState, request: Request) -> Response:
     model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    method, pixel = _text_param(request, "method"), _optional_pixel_param(request)
+    method, selection = _text_param(request, "method"), _selection_param(request)
     return _binary_response(
-        await studio.run_cancellable(request, studio.service.saliency, model_ref, image, target, method, pixel)
+        await studio.run_cancellable(request, studio.service.saliency, model_ref, image, target, method, selection)
     )
 
 
@@ -124,6 +125,12 @@ async def _mask(studio: StudioState, request: Request) -> Response:
     model_ref, image, patches = _model_ref(request), _text_param(request, "image"), _patches_param(request)
     mode, seed = request.query_params.get("mode", "mask"), _int_param(request, "seed", 0)
     return _binary_response(await studio.run_cancellable(request, studio.service.mask, model_ref, image, patches, mode, seed))
+
+
+async def _boxes(studio: StudioState, request: Request) -> Response:
+    model_ref, image, patches = _model_ref(request), _text_param(request, "image"), _patches_param(request)
+    mode, seed = request.query_params.get("mode", "mask"), _int_param(request, "seed", 0)
+    return _binary_response(await studio.run_cancellable(request, studio.service.boxes, model_ref, image, patches, mode, seed))
 
 
 async def _attention_pair(studio: StudioState, request: Request) -> Response:
@@ -147,8 +154,9 @@ async def _ablate(studio: StudioState, request: Request) -> Response:
     mode = parse_value(fields.get("mode", "mask"), str, "mode")
     target = parse_value(fields.get("class"), int | None, "class")
     pixel = parse_value(fields.get("pixel"), tuple[int, int] | None, "pixel")
+    selection = Selection(pixel, parse_value(fields.get("box"), int | None, "box"))
     return json_response(
-        await studio.run_cancellable(request, studio.service.ablate, model_ref, image, patches, mode, seed, target, pixel)
+        await studio.run_cancellable(request, studio.service.ablate, model_ref, image, patches, mode, seed, target, selection)
     )
 
 
@@ -197,6 +205,11 @@ async def _highest_loss(studio: StudioState, request: Request) -> Response:
     return json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).highest_loss))
 
 
+async def _lowest_precision(studio: StudioState, request: Request) -> Response:
+    predictions = studio.service.predictions(_text_param(request, "model"))
+    return json_response(await asyncio.to_thread(predictions.lowest_precision))
+
+
 API: dict[str, tuple[str, Handler]] = {
     "studio": ("GET", _studio),
     "datasets": ("GET", _datasets),
@@ -207,6 +220,7 @@ API: dict[str, tuple[str, Handler]] = {
     "attention-rows": ("GET", _attention_rows),
     "saliency": ("GET", _saliency),
     "mask": ("GET", _mask),
+    "boxes": ("GET", _boxes),
     "attention-pair": ("GET", _attention_pair),
     "ablate": ("POST", _ablate),
     "model": ("GET", _model),
@@ -217,6 +231,7 @@ API: dict[str, tuple[str, Handler]] = {
     "confused-images": ("GET", _confused_images),
     "class-metrics": ("GET", _class_metrics),
     "highest-loss": ("GET", _highest_loss),
+    "lowest-precision": ("GET", _lowest_precision),
 }
 
 
@@ -239,14 +254,14 @@ def _optional_int_param(request: Request, name: str) -> int | None:
     return _int_param(request, name) if request.query_params.get(name) else None
 
 
-def _optional_pixel_param(request: Request) -> Pixel | None:
-    text = request.query_params.get("pixel")
+def _selection_param(request: Request) -> Selection:
+    text, box = request.query_params.get("pixel"), _optional_int_param(request, "box")
     if not text:
-        return None
+        return Selection(box=box)
     match = re.fullmatch(r"(\d{1,6}),(\d{1,6})", text, re.ASCII)
     if match is None:
         raise VitrailError(f"pixel must be COLUMN,ROW of the model's input, got {printable(text[:20])!r}; try pixel=0,0")
-    return int(match[1]), int(match[2])
+    return Selection((int(match[1]), int(match[2])), box)
 
 
 def _patches_param(request: Request) -> tuple[int, ...]:

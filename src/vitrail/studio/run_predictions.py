@@ -1,8 +1,10 @@
 """Predictions of a finished run: the confusion matrix, and the images behind it. b images, k classes.
 
-A run with several labels per image has the metrics of each class in place of the matrix.
+A run with several labels per image has the metrics of each class in place of the matrix, one with boxes the images with the
+lowest average precision.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -18,6 +20,8 @@ from vitrail.evaluation.per_class import confusion_matrix
 from vitrail.studio.image_library import MAX_PAGE_SIZE, ImageLibrary
 from vitrail.studio.run_log import last_logged_step, to_json_value
 from vitrail.tasks.classification import per_image_scores
+from vitrail.tasks.detected_images import DetectedImages, load_detected_images
+from vitrail.tasks.detection_metrics import image_average_precision
 from vitrail.tasks.label_metrics import label_losses
 from vitrail.tasks.registry import build_task
 from vitrail.training.run import Run
@@ -115,6 +119,24 @@ class RunPredictions:
             ]
         }
 
+    def lowest_precision(self) -> dict[str, Any]:
+        """Return the images with the lowest average precision of their detections, of those that have objects."""
+        detected, split = self._load_boxes(), str((self.run.result() or {})["reported_on"])
+        self._check_dataset(split, detected.indices.numpy(), self._fingerprint())
+        matches = detected.matches()
+        precision = np.array([image_average_precision(each) for each in matches])
+        order = np.argsort(precision, kind="stable")[: min(int(np.isfinite(precision).sum()), NUM_HIGHEST_LOSS)]
+        return {
+            "images": [
+                {
+                    **self.library.describe(self.library.image_id(self.dataset_index, split, int(detected.indices[row]))),
+                    "ap50": float(precision[row]),
+                    "objects": int(matches[row].counted[:, 0].sum()),
+                }
+                for row in order.tolist()
+            ]
+        }
+
     def _describe_images(self, table: PredictionTable, rows: ndarray) -> list[dict[str, Any]]:
         self._check_images(table)
         return [
@@ -127,10 +149,19 @@ class RunPredictions:
 
     def _check_images(self, table: PredictionTable) -> None:
         """Raise if the indices no longer refer to the same images."""
+        self._check_dataset(
+            table.split,
+            table.indices,
+            table.fingerprint,
+            lambda dataset: np.array_equal(_read_labels(dataset, table.indices, table.labels.ndim), table.labels),
+        )
+
+    def _check_dataset(
+        self, split: str, indices: ndarray, fingerprint: str | None, is_same: Callable[[Dataset], bool] = lambda _: True
+    ) -> None:
         data = self.library.get_dataset(self.dataset_index)
-        dataset, largest = data.splits[table.split], table.indices.max(initial=-1)
-        same = largest < len(dataset) and np.array_equal(_read_labels(dataset, table.indices, table.labels.ndim), table.labels)
-        if not same or table.fingerprint not in (None, data.fingerprint):
+        dataset, largest = data.splits[split], indices.max(initial=-1)
+        if not (largest < len(dataset) and is_same(dataset)) or fingerprint not in (None, data.fingerprint):
             raise VitrailError(
                 f"the images of {data.name} are not those that {self.run.folder.name} was evaluated on, so none "
                 "can be shown; restore them, or train again"
@@ -156,15 +187,30 @@ class RunPredictions:
                 self._cached = version, _read_predictions(self.run)
             return self._cached[1]
 
+    def _load_boxes(self) -> DetectedImages:
+        """Return the detections and objects of a run's images."""
+        detected = None
+        if self.run.result() is not None and self.run.recipe().task.has_boxes:
+            saved = {name: torch.from_numpy(array) for name, array in self.run.load_predictions().items()}
+            detected = load_detected_images(saved)
+        if detected is None:
+            raise VitrailError(self._missing_reason())
+        return detected
+
+    def _fingerprint(self) -> str | None:
+        """Return the fingerprint of the dataset that the best weights were trained on."""
+        best = self.run.folder / "best"
+        return read_metadata(best).get("dataset", {}).get("fingerprint") if is_model_folder(best) else None
+
     def _missing_reason(self) -> str:
         """Explain why there are no predictions."""
         recipe, name = self.run.recipe(), self.run.folder.name
-        if recipe.task.has_targets and recipe.task.several_labels is None:
+        if recipe.task.has_targets and recipe.task.several_labels is None and not recipe.task.has_boxes:
             return (
                 f"{name} predicts no class of an image, so it has no confusion matrix; its report.html and `vitrail evaluate` "
                 "have more"
             )
-        if not recipe.task.labelled:
+        if not recipe.task.labelled and not recipe.task.has_boxes:
             return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"
         if self.run.result() is None:
             progress = f"step {last_logged_step(self.run):,} of {recipe.steps:,}"

@@ -13,35 +13,39 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.explain.saliency import SALIENCY_METHODS
+from vitrail.inference.predictor import require_preprocess
 from vitrail.inference.preprocess_images import preprocess
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.plot.colormap import colormap
 from vitrail.studio.binary_format import encode_arrays
+from vitrail.studio.box_view import box_view, object_view
+from vitrail.studio.explained_model import Selection, explained_model
 from vitrail.studio.forward_trace import Metadata, NamedArrays, attention_rows, trace_image
 from vitrail.studio.image_library import ImageLibrary
-from vitrail.studio.mask_view import Pixel, explained_model, mask_view
 from vitrail.studio.model_store import ModelStore
 from vitrail.studio.run_predictions import RunPredictions
 from vitrail.studio.views import BASELINES, ablation_effect, attention_pair, model_view, saliency_with_curves
+from vitrail.tasks.registry import model_task
 
 MAX_CACHED_BYTES = 2**27  # bytes of cached responses
 NUM_STATISTICS_IMAGES = 16  # images for head statistics
 DATASET_TIMEOUT = 5.0  # seconds to wait for a dataset that is being opened; then a sample is shown
+WHOLE = Selection()
 METHOD_ORDER = ("rollout", "gradient_rollout", "relevance")  # shown first; the others follow
 
 ModelRef = tuple[str, int | None]  # a model's id and step
 View = tuple[Metadata, NamedArrays]  # of a model and an image
 
 
-def saliency_of(model: Model, images: Tensor, method: str, target: int | None, pixel: Pixel | None) -> View:
-    """Return a map and its curves, of a segmentation model for a pixel or a region."""
-    return saliency_with_curves(explained_model(model, images, pixel, target)[0], images, method, target)
+def saliency_of(model: Model, images: Tensor, method: str, target: int | None, selection: Selection) -> View:
+    """Return a map and its curves, of a segmentation model for a pixel or a region, of a detection model for a box."""
+    return saliency_with_curves(explained_model(model, images, selection, target)[0], images, method, target)
 
 
 def attention_rows_of(model: Model, images: Tensor, query: int) -> View:
-    """Return the attention of a token, of a segmentation model as its head runs the encoder."""
-    return attention_rows(explained_model(model, images)[0], images, query)
+    """Return the attention of a token, of a model for another task as its head runs the encoder."""
+    return attention_rows(explained_model(model, images, Selection())[0], images, query)
 
 
 class ByteLRUCache:
@@ -119,7 +123,12 @@ class StudioService:
         return [*own, *others]
 
     def trace(
-        self, model_ref: ModelRef, image: str, target: int | None, pixel: Pixel | None = None, cancel_event: Event | None = None
+        self,
+        model_ref: ModelRef,
+        image: str,
+        target: int | None,
+        selection: Selection = WHOLE,
+        cancel_event: Event | None = None,
     ) -> bytes:
         def compute() -> bytes:
             content = self.library.read(image)
@@ -127,16 +136,23 @@ class StudioService:
 
             def select(images: Tensor) -> ViT:
                 nonlocal region
-                vit, region = explained_model(model, images, pixel, target)
+                vit, region = explained_model(model, images, selection, target)
                 return vit
 
             with self.store.acquire(*model_ref, cancel_event) as model:
                 metadata, arrays = trace_image(model, content, target, select)
+                metadata["objects"] = self._objects(model, image)
             metadata["region"] = region
             metadata["image"] |= self.library.describe(image) | self.library.python_code(image)
             return encode_arrays({**metadata, "model": model_ref[0], "step": model_ref[1]}, arrays)
 
-        return self.cache.get(("trace", *self._versioned(model_ref), image, target, pixel), compute)
+        return self.cache.get(("trace", *self._versioned(model_ref), image, target, selection), compute)
+
+    def _objects(self, model: Model, image: str) -> list[Metadata] | None:
+        """Return the objects of an image that the model should detect; None if it detects none, or nobody knows them."""
+        task = model_task(model)
+        labelled = self.library.objects(image) if task.config.has_boxes else None
+        return None if labelled is None else object_view(labelled, require_preprocess(model), task.class_names)
 
     def attention_rows(self, model_ref: ModelRef, image: str, query: int, cancel_event: Event | None = None) -> bytes:
         return self._cached_view(model_ref, image, cancel_event, attention_rows_of, query)
@@ -147,22 +163,22 @@ class StudioService:
         image: str,
         target: int | None,
         method: str,
-        pixel: Pixel | None = None,
+        selection: Selection = WHOLE,
         cancel_event: Event | None = None,
     ) -> bytes:
-        return self._cached_view(model_ref, image, cancel_event, saliency_of, method, target, pixel)
+        return self._cached_view(model_ref, image, cancel_event, saliency_of, method, target, selection)
 
-    def mask(
+    def boxes(
         self, model_ref: ModelRef, image: str, patches: tuple[int, ...], mode: str, seed: int, cancel_event: Event | None = None
     ) -> bytes:
-        return self._cached_view(model_ref, image, cancel_event, mask_view, patches, mode, seed)
+        return self._cached_view(model_ref, image, cancel_event, box_view, patches, mode, seed)
 
     def attention_pair(
         self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int, cancel_event: Event | None = None
     ) -> dict[str, Any]:
         with self.store.acquire(*model_ref, cancel_event) as model:
             images = self._preprocess(model, model_ref, image)
-            return attention_pair(explained_model(model, images)[0], images, layer, head, query, key)
+            return attention_pair(explained_model(model, images, Selection())[0], images, layer, head, query, key)
 
     def ablate(
         self,
@@ -172,12 +188,12 @@ class StudioService:
         mode: str,
         seed: int,
         target: int | None,
-        pixel: Pixel | None = None,
+        selection: Selection = WHOLE,
         cancel_event: Event | None = None,
     ) -> dict[str, Any]:
         with self.store.acquire(*model_ref, cancel_event) as model:
             images = self._preprocess(model, model_ref, image)
-            vit, _ = explained_model(model, images, pixel, target)
+            vit, _ = explained_model(model, images, selection, target)
             return ablation_effect(vit, images, patches, mode, seed, target)
 
     def model_view(self, model_ref: ModelRef, cancel_event: Event | None = None) -> bytes:

@@ -47,9 +47,9 @@ export function post(path, params, body, options = {}) {
   });
 }
 
-// The URL of an image, for <img src>.
-export function imageUrl(id, size) {
-  const url = requestUrl("api/image", { image: id, size });
+// The URL of an image, for <img src>. `boxes`: with the objects of its dataset.
+export function imageUrl(id, size, boxes = false) {
+  const url = requestUrl("api/image", { image: id, size, boxes: boxes ? 1 : null });
   if (!standalone) return url;
   return savedResponses[url] ? `data:${savedResponses[url][0]};base64,${savedResponses[url][1]}` : "data:,";
 }

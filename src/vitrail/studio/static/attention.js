@@ -115,11 +115,11 @@ class Attention {
       const width = this.board.clientWidth, sideBySide = width > 820;
       this.attentionGrid.layout(meta, arrays.pixels, (sideBySide ? Math.min(0.54 * width, width - 420) : width) - 28, Math.max(660, innerHeight - 240));
       this.board.style.gridTemplateColumns = sideBySide ? `${Math.max(270, this.attentionGrid.canvas.clientWidth + 28)}px minmax(0, 1fr)` : "";
-      this.map.show(arrays.pixels, meta.grid);
+      this.map.show(arrays.pixels, meta.grid, meta.region?.bounds);
       this.pair.draw();
       this.drawnTrace = this.store.trace;
     }
-    const poolingSource = { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
+    const poolingSource = meta.region ? this.store.poolingSource : { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
       "cls+register": "the class token and the first register" }[pool];
     this.query.sync(this.store, poolingSource, state.number("query"), pool === "cls" ? 0 : null);
     this.key.sync(this.store, "the token with the largest weight", state.number("key"), null);
@@ -168,11 +168,16 @@ class Attention {
     this.map.showHeatmap(row, { from: meta.prefix, low, high });
     const key = this.#key(row), patch = (token) => (token !== null && token >= meta.prefix ? token - meta.prefix : null);
     this.map.mark({ at: patch(query), marked: new Set(patch(key) === null ? [] : [patch(key)]) });
-    this.title.textContent = `Layer ${layer}, head ${head}: what ${query === null ? QUERY_PHRASES[meta.pool] : `${this.store.tokenName(query)} attends to`}`;
+    this.title.textContent = `Layer ${layer}, head ${head}: what ${query === null ? this.#pooledPhrase(meta) : `${this.store.tokenName(query)} attends to`}`;
     if (!this.colorbarDrawn) drawHeatmap(this.colorbar, Float32Array.from({ length: 255 }, (_, index) => index), 1, 255), this.colorbarDrawn = true;
     this.ends[0].textContent = percent(low, 2);
     this.ends[1].textContent = percent(high, 2);
     this.#showStatistics(row, query);
+  }
+
+  #pooledPhrase({ pool, region }) {
+    if (!region) return QUERY_PHRASES[pool];
+    return `${this.store.poolingSource} ${region.bounds ? "attends to" : "attend to, on average"}`;
   }
 
   #showStatistics(row, query) {

@@ -55,7 +55,8 @@ export class AttentionRows {
 export function isCurrent({ trace, model }) {
   const { meta } = trace ?? {}, step = state.get("step", ""), target = state.get("class");
   return Boolean(meta) && meta.model === model.id && String(meta.step ?? "") === step && meta.image.id === state.get("image") && (target === null || Number(target) === meta.target)
-    && String(meta.region?.pixel ?? "") === String(model.segments ? state.get("pixel", "") : "");
+    && String(meta.region?.pixel ?? "") === String(model.segments ? state.get("pixel", "") : "")
+    && String(meta.region?.box ?? "") === String(model.detects ? state.get("box", "") : "");
 }
 
 export function sum(row, from, to) {

@@ -87,7 +87,7 @@ function chooser(section, store) {
   return refresh;
 
   async function refresh() {
-    const selection = currentSelection(store), requestKey = [selection.dataset.id, selection.split, selection.from, selection.dataset.id === "uploads" ? state.get("image") : ""].join(" ");
+    const selection = currentSelection(store), requestKey = [selection.dataset.id, selection.split, selection.from, selection.dataset.id === "uploads" ? state.get("image") : "", store.model.detects].join(" ");
     setOptions(dataset, allDatasets(store).map((one) => [one.id, one.title]), selection.dataset.id);
     setOptions(split, selection.dataset.splits.map((one) => [one.name, one.name]), selection.split);
     split.hidden = selection.dataset.splits.length < 2;
@@ -140,9 +140,9 @@ function setOptions(field, options, selected) {
 }
 
 function thumbnail({ id, title, label }) {
-  const img = el("img", { src: api.imageUrl(id, 128), alt: "", loading: "lazy", draggable: "false",
+  const img = el("img", { src: api.imageUrl(id, 128, sharedStore.model.detects), alt: "", loading: "lazy", draggable: "false",
     onload: () => img.classList.toggle("pixels", Math.max(img.naturalWidth, img.naturalHeight) < 64) });
-  const choose = () => { toast(""); state.set({ image: id, class: null, query: null, pixel: null }); };
+  const choose = () => { toast(""); state.set({ image: id, class: null, query: null, pixel: null, box: null }); };
   return el("button", { type: "button", class: "thumb", title, data: { image: id }, onclick: choose },
     img, el("span", { class: "text" }, label ?? title), label && label !== title ? el("span", { class: "visually-hidden" }, title) : null);
 }

@@ -84,7 +84,7 @@ function header() {
   const { model, info } = store, step = state.get("step"), theme_ = state.get("theme", "");
   if (!top.firstChild) frame();
   slot("model", [model.id], () => (info.models.length > 1
-    ? select("Model", info.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null, pixel: null }))
+    ? select("Model", info.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null, pixel: null, box: null }))
     : el("span", { class: "name" }, model.name)));
   slot("step", [model.id, model.checkpoint_steps, step], () => (model.checkpoint_steps.length ? checkpointSlider(model.checkpoint_steps, step) : el("span", { hidden: true })));
   slot("theme", [theme_], () => select("Theme", [["", "system"], ["light", "light"], ["dark", "dark"]], theme_,
@@ -181,12 +181,12 @@ function sidePanel() {
     const { meta, arrays } = store.trace;
     const token = store.activeToken;
     if (reason !== "point") {
-      grid.show(arrays.pixels, meta.grid);
+      grid.show(arrays.pixels, meta.grid, meta.region?.bounds);
       title.textContent = meta.image.title;
       heading.textContent = meta.region ? `Prediction for ${store.regionText}` : "Prediction";
       const focusedName = document.activeElement?.closest("#side .predictions button")?.firstChild.textContent; // a rebuilt bar keeps the keyboard focus
       predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, meta.thresholds ? 10 : 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
-        { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : meta.numbers.length ? numberList(meta.numbers) : el("p", {}, "This model has no classification head."));
+        { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.predicted ? null : row.class }) }) : meta.numbers.length ? numberList(meta.numbers) : el("p", {}, "This model has no classification head."));
       if (meta.top.length && !store.model.has_class_names) predictions.append(el("p", { class: "token-info" }, "These weights have no class names; ", el("code", {}, "--labels FILE"), " adds them."));
       if (meta.thresholds) predictions.append(el("p", { class: "token-info" }, labelsText(meta, arrays)));
       if (focusedName) [...predictions.querySelectorAll("button")].find((one) => one.firstChild.textContent === focusedName)?.focus();

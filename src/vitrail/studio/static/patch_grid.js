@@ -25,7 +25,7 @@ export class PatchGrid {
     this.announcement = el("span", { class: "visually-hidden", "aria-live": "polite" });
     this.root = el("div", { class: "patch-grid", tabindex: "0", role: "application", "aria-roledescription": `grid of ${unit}`, "aria-label": `${label}. Arrow keys move over ${unit}, Enter selects.` },
       this.canvas, this.over, this.lines, this.announcement);
-    Object.assign(this, { onhover, onpick, describe, hasLines: lines, stride: [1, 1], rows: 1, columns: 1, at: null, marked: new Set(), pixels: null });
+    Object.assign(this, { onhover, onpick, describe, hasLines: lines, stride: [1, 1], rows: 1, columns: 1, at: null, marked: new Set(), pixels: null, bounds: null });
     this.root.addEventListener("pointermove", (event) => this.#hover(this.#patch(event)));
     this.root.addEventListener("pointerleave", () => this.#hover(null));
     this.root.addEventListener("click", (event) => this.onpick(this.#patch(event)));
@@ -34,10 +34,10 @@ export class PatchGrid {
     new ResizeObserver(() => this.mark()).observe(this.root);
   }
 
-  // Show an image: `pixels` is the trace's array, `grid` its rows and columns.
-  show(pixels, [rows, columns]) {
+  // Show an image: `pixels` is the trace's array, `grid` its rows and columns; `bounds` of a box that is framed, in pixels.
+  show(pixels, [rows, columns], bounds = null) {
     if (this.pixels !== pixels) drawPixels(this.canvas, pixels);
-    Object.assign(this, { pixels, rows, columns });
+    Object.assign(this, { pixels, rows, columns, bounds });
     this.root.style.aspectRatio = `${pixels.shape[1]} / ${pixels.shape[0]}`;
     if (this.at !== null && this.at >= rows * columns) this.at = null;
     this.mark();
@@ -72,6 +72,15 @@ export class PatchGrid {
       const moreX = Math.max(0, SMALLEST_MARK * ratio - across) / 2, moreY = Math.max(0, SMALLEST_MARK * ratio - down) / 2;
       context.strokeRect(x + size * ratio / 2 - moreX, y + size * ratio / 2 - moreY, across - size * ratio + 2 * moreX, down - size * ratio + 2 * moreY);
     };
+    if (this.bounds) {
+      const [high, wide] = this.pixels.shape, [left, top, right, bottom] = this.bounds, frame = [(left / wide) * width, (top / high) * height, ((right - left) / wide) * width, ((bottom - top) / high) * height];
+      for (const [colour, size, dashes] of [["#000", 3, []], ["#fff", 1.5, [6 * ratio, 3 * ratio]]]) {
+        Object.assign(context, { strokeStyle: colour, lineWidth: size * ratio });
+        context.setLineDash(dashes);
+        context.strokeRect(...frame);
+      }
+      context.setLineDash([]);
+    }
     for (const patch of marked) edge(patch, "#56b4e9", 2);
     if (at !== null) edge(at, "#000", 4), edge(at, "#fff", 2);
   }

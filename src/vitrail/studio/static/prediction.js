@@ -3,6 +3,7 @@
 // In the URL: `patches` as ranges (3-7,12), `mode`, and `seed` for random choices.
 
 import { bars, labelsText } from "./chart.js";
+import { BoxFigure } from "./boxes.js";
 import { button, el, formatNumber, percent, select, plural } from "./dom.js";
 import { figure } from "./figure.js";
 import { MaskFigure } from "./mask.js";
@@ -44,7 +45,9 @@ function build(section, store) {
 
   const controls = el("div", { class: "controls" }), more = el("div", { class: "controls" });
   const columns = el("div", { class: "columns" });
-  section.append(controls, more, columns);
+  section.append(controls, more);
+  const boxes = new BoxFigure(section, store);
+  section.append(columns);
   const inputFigure = figure(columns, { name: "ablated-image", title: "Input", level: 2, python: () => python(store, selected),
     numbers: () => ({ patches: [...selected], mode: mode(), seed: seed(), permutation: currentResponse()?.permutation ?? null }) });
   const mask = new MaskFigure(columns, store);
@@ -80,7 +83,12 @@ function build(section, store) {
 
   function mode() {
     const wanted = state.get("mode");
-    return wanted in MODE_NAMES && !(store.model.segments && wanted === "drop") ? wanted : "mask"; // the head of a segmentation model needs every patch
+    return wanted in MODE_NAMES && !(needsEveryPatch() && wanted === "drop") ? wanted : "mask";
+  }
+
+  // Whether the outputs of the head belong to places of the image.
+  function needsEveryPatch() {
+    return store.model.segments || store.model.detects;
   }
 
   function seed() {
@@ -105,13 +113,14 @@ function build(section, store) {
     widgets.count.max = patches;
     if (!widgets.count.value) widgets.count.value = Math.max(1, Math.round(patches / 4));
     const headless = !trace.meta.top.length;
-    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone || (store.model.segments && one.dataset.mode === "drop");
+    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone || (needsEveryPatch() && one.dataset.mode === "drop");
     for (const one of [rows, barLegend]) one.hidden = headless;
     if (headless) summary.textContent = trace.meta.numbers.length ? `Prediction: ${trace.meta.numbers.map((one) => `${one.name} ${formatNumber(one.value)}`).join(", ")}. `
       + "How it changes is shown for classes only." : "This model has no classification head, so there is no prediction.";
     modeText.textContent = MODE_TEXTS[mode()];
     requestAblation();
-    mask.draw({ patches: formatRanges(selected), mode: mode(), seed: seed(), pixels: (arrays, meta) => ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation) });
+    const view = { patches: formatRanges(selected), mode: mode(), seed: seed(), pixels: (arrays, meta) => ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation) };
+    for (const one of [mask, boxes]) one.draw(view);
     drawInput();
     drawPrediction();
   }
@@ -136,16 +145,16 @@ function build(section, store) {
     pending?.abort.abort();
     pending = null;
     if (!selected.size || standalone || !store.trace.meta.top.length || currentTrace() !== store.trace) return;
-    const mine = (pending = { key: requestKey(), abort: new AbortController() }), { model, step, image, pixel } = store.requestParams();
+    const mine = (pending = { key: requestKey(), abort: new AbortController() }), { model, step, image, pixel, box } = store.requestParams();
     const body = { model, step: step === null ? null : Number(step), image, patches: [...selected], mode: mode(), seed: seed(), class: state.get("class") === null ? null : store.trace.meta.target,
-      pixel: pixel ? pixel.split(",").map(Number) : null };
+      pixel: pixel ? pixel.split(",").map(Number) : null, box: box === null ? null : Number(box) };
     timer = setTimeout(async () => {
       try {
         const ablation = await post("api/ablate", {}, body, { signal: mine.abort.signal });
         if (pending !== mine) return;
         response = { ...ablation, key: mine.key };
         redrawInput();
-        mask.redraw();
+        for (const one of [mask, boxes]) one.redraw();
         drawPrediction();
       } catch (error) {
         if (pending === mine && error.name !== "AbortError") summary.textContent = error.message, summary.classList.remove("stale");
@@ -167,7 +176,7 @@ function build(section, store) {
   // The model's input: masked and shuffled patches are drawn as they are, dropped ones are hatched.
   function drawInput() {
     const { arrays, meta } = store.trace, now = [store.trace.meta.image.id, store.model.id, formatRanges(selected), mode(), currentResponse()?.permutation?.join()].join(" ");
-    if (now !== drawnKey || grid.trace !== store.trace) grid.show(ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation), meta.grid);
+    if (now !== drawnKey || grid.trace !== store.trace) grid.show(ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation), meta.grid, meta.region?.bounds);
     [drawnKey, grid.trace] = [now, store.trace];
     mark();
     updateHatching();
@@ -191,7 +200,7 @@ function build(section, store) {
     const list = ablation ? ablation.top.map((one) => ({ ...one, value: one.after }))
       : meta.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
     keepFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, selected: one.class === meta.target, threshold: meta.thresholds?.[one.class] })),
-      { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) })));
+      { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.predicted ? null : row.class }) })));
     summary.replaceChildren(...(ablation ? changeText(ablation, meta, store) : [standalone && selected.size ? "This is a saved page: start the studio to see the "
       + "change." : meta.thresholds ? labelsText(meta, store.trace.arrays) : `Prediction${meta.region ? ` for ${store.regionText}` : ""}: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
     outputFigure.caption(`${meta.sigmoid ? "Each class has its own sigmoid, so the bars need not sum to 100 %. " : ""}Click a class to explain it everywhere.`);

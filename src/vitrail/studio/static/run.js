@@ -4,7 +4,7 @@
 
 import { chart, legend } from "./chart.js";
 import { LINE_COLOURS } from "./colormap.js";
-import { el, formatNumber, percent } from "./dom.js";
+import { el, formatNumber, percent, plural } from "./dom.js";
 import { figure } from "./figure.js";
 import { onRunEvent } from "./run_events.js";
 import { standalone, fetchJson, imageUrl } from "./api.js";
@@ -13,8 +13,10 @@ import * as state from "./url_state.js";
 
 const MAX_LOG_ROWS = 4000; // log rows in memory of a long run
 const MAX_CLASSES_WITH_COUNTS = 30; // largest number of classes with counts in the cells
-const METRIC_TITLES = { top1: "accuracy", map: "mAP", miou: "mean IoU" };
+const METRIC_TITLES = { top1: "accuracy", map: "mAP", miou: "mean IoU", ap: "AP", ap50: "AP50" };
+const AP_TEXT = "AP50 is average precision where a box is right if it overlaps that of an object with an IoU of at least 0.5; AP is the mean over IoUs from 0.5 to 0.95.";
 const LABEL_COLUMNS = [["average precision", "ap"], ["F1", "f1"], ["precision", "precision"], ["recall", "recall"], ["threshold", "threshold"]];
+const BOX_COLUMNS = [["AP", "ap"], ["AP50", "ap50"], ...LABEL_COLUMNS.slice(1)];
 const PIXEL_COLUMNS = [["IoU", "iou"], ["Dice", "dice"], ["boundary IoU", "boundary_iou"], ["precision", "precision"], ["recall", "recall"]];
 
 export default {
@@ -46,9 +48,9 @@ function build(section, store) {
   const classesFigure = figure(section, { name: "classes", title: "Labels", level: 2, numbers: () => classes,
     python: () => ["import json", "from pathlib import Path", "", `result = json.loads((Path(${JSON.stringify(store.model.source)}) / "result.json").read_text())`,
       ...(ofPixels() ? ['for one in sorted(result["classes"], key=lambda one: float(one["iou"])):', '    print(one["name"], one["iou"], one["pixels"])']
-        : ['for one in sorted(result["classes"], key=lambda one: one["ap"]):', '    print(one["name"], one["ap"], one["support"])'])].join("\n") });
+        : ['for one in sorted(result["classes"], key=lambda one: float(one["ap"])):', `    print(one["name"], one["ap"], one["${amountOfClass()}"])`])].join("\n") });
   const cellImages = el("div", { class: "cell-images" });
-  const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => (severalLabels() ? labelLossCode(store) : predictionsCode(store,
+  const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => (ofBoxes() ? precisionCode(store) : severalLabels() ? labelLossCode(store) : predictionsCode(store,
     "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")',
       "highest = losses.argsort(descending=True, stable=True)[:24]", "print(losses[highest], indices[highest])")) });
   onRunEvent(handleRunEvent);
@@ -134,10 +136,13 @@ function build(section, store) {
     return {
       loss: { y: "loss", lines: nonEmpty([{ name: "training", points: of((line) => line.loss) },
         { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: severalLabels() || ofPixels() ? "" : "accuracy", fraction: true, lines: nonEmpty([
+      accuracy: { y: severalLabels() || ofPixels() || ofBoxes() ? "" : "accuracy", fraction: true, lines: nonEmpty([
         { name: ofPixels() ? "training, pixel accuracy" : "training", points: of((line) => line.accuracy) },
         { name: "validation, pixel accuracy", points: of((line) => line.validation?.pixel_accuracy) },
         { name: "validation, mean IoU", points: of((line) => line.validation?.miou) },
+        { name: "validation, AP50", points: of((line) => line.validation?.ap50) },
+        { name: "validation, AP", points: of((line) => line.validation?.ap) },
+        { name: "validation, AP75", points: of((line) => line.validation?.ap75), dashed: true },
         { name: "validation, top-1", points: of((line) => line.validation?.top1) },
         { name: "validation, mean average precision (mAP)", points: of((line) => line.validation?.map) },
         { name: "validation, F1 over all labels", points: of((line) => line.validation?.["f1_micro_at_0.5"]), dashed: true },
@@ -152,7 +157,7 @@ function build(section, store) {
 
   function drawCurves() {
     drawProgress();
-    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : ofPixels() ? "IoU and pixel accuracy" : "Accuracy";
+    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : ofPixels() ? "IoU and pixel accuracy" : ofBoxes() ? "Average precision" : "Accuracy";
     const markedStep = state.number("step") ?? run.result?.best?.step ?? null;
     for (const [name, { y, lines: drawn, fraction, low }] of Object.entries(curves())) {
       figures[name].root.hidden = !drawn.length;
@@ -165,7 +170,7 @@ function build(section, store) {
     figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
       + `images. If the training loss falls while the validation loss rises, the model overfits.`);
     figures.accuracy.caption(run.recipe?.task.kind === "masked-image" ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
-      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5, since thresholds are chosen at the end." : ofPixels() ? "IoU: the pixels that are of a class and predicted as it, divided by those that are either; the mean is over the classes." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
+      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5, since thresholds are chosen at the end." : ofPixels() ? "IoU: the pixels that are of a class and predicted as it, divided by those that are either; the mean is over the classes." : ofBoxes() ? AP_TEXT : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
     figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
     figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
     figures.distance.caption("Mean over the heads of a layer, from the log. Some heads learn local attention, which nothing enforces.");
@@ -184,8 +189,8 @@ function build(section, store) {
     const scores = Object.entries(best ?? {}).filter(([name]) => name !== "step")
       .map(([name, value]) => (name in METRIC_TITLES ? `${METRIC_TITLES[name]} ${percent(value)}` : `${name} ${formatNumber(value)}`));
     const score = best && `best at step ${best.step.toLocaleString("en")}: ${scores.join(", ")}`;
-    const reportedScores = run.result?.[run.result.reported_on] ?? {}, key = Object.keys(METRIC_TITLES).find((name) => name in reportedScores);
-    const reported = key && `${METRIC_TITLES[key]} ${percent(reportedScores[key])} on ${run.result.reported_on} images`;
+    const reportedScores = run.result?.[run.result.reported_on] ?? {}, known = Object.keys(METRIC_TITLES).filter((name) => Number.isFinite(reportedScores[name]));
+    const reported = known.length > 0 && `${known.map((name) => `${METRIC_TITLES[name]} ${percent(reportedScores[name])}`).join(", ")} on ${run.result.reported_on} images`;
     progressBox.replaceChildren(el("p", {}, [...summary, score, reported].filter(Boolean).join(" · ")),
       standalone ? el("p", { class: "soft" }, "A saved page has no confusion matrix and no highest losses.") : "",
       run.result ? "" : el("progress", { max: run.total_steps, value: now, "aria-label": `Training: ${text}` }));
@@ -199,18 +204,27 @@ function build(section, store) {
     return run?.recipe?.task.kind === "segmentation";
   }
 
-  // The metrics of every label or class of pixels, the worst first; of those that do not occur there are none.
+  function ofBoxes() {
+    return run?.recipe?.task.kind === "detection";
+  }
+
+  // The key of how much of a class there is.
+  function amountOfClass() {
+    return ofPixels() ? "pixels" : ofBoxes() ? "objects" : "support";
+  }
+
+  // The metrics of every label, or class of pixels or objects, the worst first; of those that do not occur there are none.
   function drawClasses(response) {
     classes = response.classes;
-    const columns = ofPixels() ? PIXEL_COLUMNS : LABEL_COLUMNS, [[, first]] = columns, amount = ofPixels() ? "pixels" : "support";
+    const columns = ofPixels() ? PIXEL_COLUMNS : ofBoxes() ? BOX_COLUMNS : LABEL_COLUMNS, [[, first]] = columns, amount = amountOfClass();
     const sorted = [...classes].sort((one, other) => (one[amount] > 0 ? one[first] : 2) - (other[amount] > 0 ? other[first] : 2));
-    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ofPixels() ? "class" : "label"), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)),
-      el("th", { scope: "col", class: "number" }, ofPixels() ? "pixels" : "images")));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, severalLabels() ? "label" : "class"), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)),
+      el("th", { scope: "col", class: "number" }, severalLabels() ? "images" : amount)));
     const body = el("tbody", {}, sorted.map((one) => el("tr", {}, el("th", { scope: "row" }, one.name),
-      columns.map(([, key]) => el("td", { class: "number" }, one[amount] > 0 || key === "threshold" ? percent(one[key], 1) : "")), el("td", { class: "number" }, one[amount].toLocaleString("en")))));
-    classesFigure.root.querySelector("h2").textContent = ofPixels() ? "Classes" : "Labels";
+      columns.map(([, key]) => el("td", { class: "number" }, Number.isFinite(one[key]) && (one[amount] > 0 || key === "threshold") ? percent(one[key], 1) : "")), el("td", { class: "number" }, one[amount].toLocaleString("en")))));
+    classesFigure.root.querySelector("h2").textContent = severalLabels() ? "Labels" : "Classes";
     classesFigure.body.replaceChildren(el("div", { class: "wide" }, el("table", { class: "label-metrics" }, head, body)));
-    classesFigure.caption(ofPixels() ? `The pixels of all ${response.split} images together, the lowest IoU first; report.html has the confusion between classes and the worst images.` : `${response.total.toLocaleString("en")} ${response.split} images, the lowest average precision first. An image may have several labels, so there is `
+    classesFigure.caption(ofPixels() ? `The pixels of all ${response.split} images together, the lowest IoU first; report.html has the confusion between classes and the worst images.` : ofBoxes() ? `The boxes in all ${response.split} images, the lowest AP first. ${AP_TEXT} Threshold: the score at which F1 is largest on these images; F1, precision and recall are those of the boxes above it.` : `${response.total.toLocaleString("en")} ${response.split} images, the lowest average precision first. An image may have several labels, so there is `
       + "no confusion matrix. A label is predicted if its probability reaches its threshold, which was chosen on validation for the largest F1.");
   }
 
@@ -226,8 +240,12 @@ function build(section, store) {
       if (run.result.classes) drawClasses({ classes: run.result.classes, split: run.result.reported_on });
       return;
     }
-    for (const [path, target, show] of [severalLabels() ? ["api/class-metrics", classesFigure, drawClasses] : ["api/confusion", confusionFigure, drawConfusion],
-      ["api/highest-loss", lossFigure, (response) => { highestLoss = response.images; drawThumbnails(lossFigure.body, highestLoss, (one) => `loss ${one.loss.toFixed(2)}`); }]]) {
+    if (ofBoxes() && run.result.classes) {
+      classesFigure.root.hidden = false;
+      drawClasses({ classes: run.result.classes, split: run.result.reported_on });
+    }
+    for (const [path, target, show] of ofBoxes() ? [["api/lowest-precision", lossFigure, drawWorst]]
+      : [severalLabels() ? ["api/class-metrics", classesFigure, drawClasses] : ["api/confusion", confusionFigure, drawConfusion], ["api/highest-loss", lossFigure, drawWorst]]) {
       let response = null, reason = "";
       try {
         response = await fetchJson(path, { model: id });
@@ -242,6 +260,14 @@ function build(section, store) {
     }
     markSelected();
     showCell().catch(showError);
+  }
+
+  // The images that are predicted worst.
+  function drawWorst({ images }) {
+    highestLoss = images;
+    lossFigure.root.querySelector("h2").textContent = ofBoxes() ? "Lowest average precision" : "Highest losses";
+    lossFigure.caption(ofBoxes() ? "AP50 of all boxes in an image in one ranking, whatever their class; images without objects have none. Select an image to see its boxes in the part Prediction." : "");
+    drawThumbnails(lossFigure.body, images, (one) => (ofBoxes() ? null : `loss ${one.loss.toFixed(2)}`));
   }
 
   function drawConfusion(response) {
@@ -310,11 +336,11 @@ function build(section, store) {
 
   function drawThumbnails(target, images, more) {
     target.replaceChildren(el("ul", { class: "thumbs" }, images.map((one) => {
-      const lines = one.labels ? labelDifferences(one) : [`true: ${one.label}`, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`];
+      const lines = ofBoxes() ? [`AP50 ${percent(one.ap50)}`, plural(one.objects, "object")] : one.labels ? labelDifferences(one) : [`true: ${one.label}`, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`];
       const text = [...lines.map((line) => line.replaceAll(": ", " ").replaceAll("\u00a0", " ")), more(one)].filter(Boolean).join(", ");
       return el("li", {}, el("button", { type: "button", title: `${one.title}: ${text}`, "aria-label": `Explain ${one.title}: ${text}`,
-        data: { image: one.id }, onclick: () => state.set({ image: one.id, class: null, query: null }) },
-        el("img", { src: imageUrl(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
+        data: { image: one.id }, onclick: () => state.set({ image: one.id, class: null, query: null, pixel: null, box: null }) },
+        el("img", { src: imageUrl(one.id, 96, ofBoxes()), alt: "", loading: "lazy", width: 84, height: 84 }),
           lines.map((line) => el("span", { class: "caption-line" }, line)), more(one) && el("span", { class: "soft" }, more(one))));
     })));
     markSelected();
@@ -333,6 +359,13 @@ function formatDuration(seconds) {
 function labelDifferences({ labels, missed, wrong }) {
   const list = (names) => `${names.slice(0, 5).join(", ")}${names.length > 5 ? ` and ${names.length - 5} more` : ""}`, right = labels.length - wrong.length;
   return [`${right} right`, missed.length ? `missed: ${list(missed)}` : "", wrong.length ? `wrong: ${list(wrong)}` : ""].filter(Boolean);
+}
+
+function precisionCode(store) {
+  return ["import numpy as np", "import torch", "", "from vitrail.tasks.detected_images import load_detected_images", "from vitrail.tasks.detection_metrics import image_average_precision", "",
+    `file = np.load(${JSON.stringify(`${store.model.source.replace(/\/$/, "")}/predictions.npz`)})`, "images = load_detected_images({name: torch.from_numpy(file[name]) for name in file})",
+    "precision = np.array([image_average_precision(each) for each in images.matches()])", 'lowest = precision.argsort(kind="stable")[:24]  # images without objects have none, and come last',
+    "print(precision[lowest], images.indices[lowest])"].join("\n");
 }
 
 function labelLossCode(store) {

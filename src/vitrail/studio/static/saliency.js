@@ -115,7 +115,7 @@ class SaliencyPart {
 
   #update() {
     const { meta, arrays } = this.store.trace, methods = this.#methods();
-    this.map.show(arrays.pixels, meta.grid);
+    this.map.show(arrays.pixels, meta.grid, meta.region?.bounds);
     this.controls.hidden = meta.target === null;
     this.noHead.hidden = meta.target !== null;
     this.curvesRoot.hidden = this.tableRoot.hidden = meta.target === null;
@@ -232,7 +232,7 @@ class SaliencyPart {
 
   #setTarget(value) {
     const { meta } = this.store.trace;
-    state.set({ class: Number(value) === meta.top[0].class ? null : value });
+    state.set({ class: Number(value) === meta.predicted ? null : value });
   }
 
   #suggest() {

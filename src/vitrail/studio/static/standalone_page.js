@@ -51,6 +51,7 @@ async function collectResponses(store, viewParams) {
   responses["api/studio"] = ["application/json", encodeText(JSON.stringify(info))];
   const requests = [["api/trace", viewParams], ["api/model", { model, step }], ["api/cost", { like: model }], ["api/image", { image: viewParams.image, size: 512 }, "image/png"]];
   if (store.model.segments) requests.push(["api/mask", { model, step, image: viewParams.image }]);
+  if (store.model.detects) requests.push(["api/boxes", { model, step, image: viewParams.image }]);
   if (store.model.is_run) requests.push(["api/run", { model }]);
   const methods = store.trace.meta.target === null ? ["attention", "rollout"] : store.info.methods;
   for (const method of methods) requests.push(["api/saliency", { ...viewParams, method }]);

@@ -41,7 +41,7 @@ class Store {
 
   // The parameters that most requests share.
   requestParams(more = {}) {
-    return { model: this.model.id, step: state.get("step"), image: state.get("image"), class: state.get("class"), pixel: this.model.segments ? state.get("pixel") : null, weights_version: this.#weightsVersion || null, ...more };
+    return { model: this.model.id, step: state.get("step"), image: state.get("image"), class: state.get("class"), pixel: this.model.segments ? state.get("pixel") : null, box: this.model.detects ? state.get("box") : null, weights_version: this.#weightsVersion || null, ...more };
   }
 
   label(number) {
@@ -75,7 +75,7 @@ class Store {
 
   // What the prediction is read from.
   get poolingSource() {
-    if (this.trace?.meta.region) return "the patches of the region";
+    if (this.trace?.meta.region) return this.trace.meta.region.bounds ? "the patch at the centre of the box" : "the patches of the region";
     return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
       "cls+register": "the class token and the first register" }[this.model.config.pool];
   }
@@ -132,7 +132,7 @@ class Store {
     const before = state.get("image"), uploaded = await api.post("api/upload", { name: file.name || "pasted" }, file);
     this.uploads.set(uploaded.id, file);
     if (this.uploads.size > 8) this.uploads.delete(this.uploads.keys().next().value);
-    if (state.get("image") === before) state.set({ image: uploaded.id, class: null, query: null, pixel: null }); // else another image was selected meanwhile
+    if (state.get("image") === before) state.set({ image: uploaded.id, class: null, query: null, pixel: null, box: null }); // else another image was selected meanwhile
     return uploaded;
   }
 
@@ -147,7 +147,7 @@ class Store {
     this.#fillDefaults();
     if (changed.has("model")) followRun(this.model);
     if (changed.has("model") || changed.has("step")) this.notify("model");
-    if (["model", "step", "image", "class", "pixel"].some((name) => changed.has(name))) this.load();
+    if (["model", "step", "image", "class", "pixel", "box"].some((name) => changed.has(name))) this.load();
     if (changed.has("query")) this.notify("point");
     if (changed.has("part")) this.notify("part");
     else this.notify("state");
@@ -177,17 +177,18 @@ class Store {
   python(...lines) {
     const { python } = this.model, image = this.trace?.meta.image;
     const step = state.get("step"), { region, grid } = this.trace?.meta ?? {}, size = region ? `${grid[0] * this.model.stride[0]}, ${grid[1] * this.model.stride[1]}` : "";
-    return ["import torch", "import vitrail", ...(image?.imports ?? []), ...(region ? ["from vitrail.explain.region import RegionClassifier"] : []), "", `model = ${step === null ? python : this.model.python_at_step.replace("STEP", step)}`,
+    return ["import torch", "import vitrail", ...(image?.imports ?? []), ...(region && !region.bounds ? ["from vitrail.explain.region import RegionClassifier"] : []), "", `model = ${step === null ? python : this.model.python_at_step.replace("STEP", step)}`,
       `images = vitrail.preprocess(model, [${image?.python ?? '"image.jpg"'}])`,
-      ...(!region ? [] : region.pixel ? [`weights = torch.zeros(1, ${size})`, `weights[0, ${region.pixel[1]}, ${region.pixel[0]}] = 1  # row, column`]
+      ...(!region ? [] : region.bounds ? [`model = vitrail.explain.box_classifier(model, images, ${region.index === null ? `label=${region.class}` : region.index})  # classifies this box`] : region.pixel ? [`weights = torch.zeros(1, ${size})`, `weights[0, ${region.pixel[1]}, ${region.pixel[0]}] = 1  # row, column`]
         : [`weights = (model(images).argmax(1) == ${region.class}).float()`, "weights /= weights.sum()"]),
-      ...(region ? ["model = RegionClassifier(model, weights)  # classifies these pixels"] : []), "", ...lines].join("\n");
+      ...(region && !region.bounds ? ["model = RegionClassifier(model, weights)  # classifies these pixels"] : []), "", ...lines].join("\n");
   }
 
-  // The pixels whose class is explained; null for a classifier of images.
+  // The pixels or the box whose class is explained; null for a classifier of images.
   get regionText() {
     const { region } = this.trace?.meta ?? {};
     if (!region) return null;
+    if (region.bounds) return `${region.index === null ? "the best box" : `box ${region.index}`} (${this.label(region.class)})`;
     return region.pixel ? `the pixel at column ${region.pixel[0]}, row ${region.pixel[1]}` : `the ${region.pixels.toLocaleString("en")} pixels that are predicted as ${this.label(region.class)}`;
   }
 }
