@@ -22,10 +22,10 @@ SIZE = (36, 45)  # of the images
 def random_detector(
     seed: int = 0, classes: tuple[str, ...] = CLASSES, layers: tuple[int, ...] = (), fit: Fit = "stretch", **changes: Any
 ) -> Any:
-    """A detector in images of 12 x 15 pixels, which finds boxes of various sizes at random places."""
+    """A detector, in images of 12 x 15 pixels unless changed, which finds boxes of various sizes at random places."""
     torch.manual_seed(seed)
     encoder: Any = build(small_config(classes=0, **changes))
-    encoder.preprocess, encoder.class_names = Preprocess((12, 15), 1.0, fit), classes
+    encoder.preprocess, encoder.class_names = Preprocess(encoder.config.image, 1.0, fit), classes
     config = Detection(classes=len(classes), layers=layers, map_width=8, upscale_blocks=1, max_detections=30)
     encoder.metadata = {"recipe": {"task": to_dict(config)}}
     model = model_task(encoder).build_model(encoder)

@@ -155,7 +155,8 @@ def test_images_of_any_size_have_boxes_inside_of_the_stage(
     outside = """(drawing) => {
         const { width, height } = drawing.viewBox.baseVal;
         return [...drawing.querySelectorAll("rect")].filter((one) => one.x.baseVal.value < 0 || one.y.baseVal.value < 0
-            || one.x.baseVal.value + one.width.baseVal.value > width + 1 || one.y.baseVal.value + one.height.baseVal.value > height + 1).length;
+            || one.x.baseVal.value + one.width.baseVal.value > width + 1
+            || one.y.baseVal.value + one.height.baseVal.value > height + 1).length;
     }"""
     assert page.eval_on_selector(f"{BOXES} .box-stage svg", outside) == 0
 

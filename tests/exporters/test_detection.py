@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import vitrail
 from tests.exporters.small import random_images
-from tests.finding_detector import CLASS_NAMES, small_detector
-from vitrail.data.preprocess import Preprocess
+from tests.small_detector import CLASSES, random_detector
 from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.data.sources.objects import NO_OBJECTS, Objects, build_objects
@@ -35,8 +34,16 @@ PANES = "panes:train_size=24,size=21x31"
 OUTPUTS = ["outputs", "boxes", "scores", "labels"]
 
 
+def small_detector(**changes: Any) -> Any:
+    """Build a detector in whose eyes some of the objects that it finds are more probable than not."""
+    model = random_detector(image=SIZE, depth=2, **changes)
+    with torch.no_grad():
+        model.head.heat.bias += 5.5
+    return model
+
+
 def panes_detector() -> Any:
-    return small_detector(names=("none", "other", *panes().class_names))  # numbered otherwise than the dataset's
+    return small_detector(classes=("none", "figure", "other"))  # the dataset has the second alone
 
 
 def panes() -> DatasetSplits:
@@ -97,7 +104,7 @@ def test_an_exported_file_has_the_map_and_the_boxes_of_the_model(
     assert (report.other_sizes_difference is None) != dynamic
     predictor: Any = load_predictor(path)
     reference = TorchPredictor(model)
-    assert predictor.class_names == CLASS_NAMES
+    assert predictor.class_names == CLASSES
     assert predictor.task.config == reference.task.config
     for count in (1, 3):
         images = images_of(count)
@@ -156,7 +163,8 @@ def test_the_blocks_are_in_int8_and_the_head_in_float(activations: Any, tmp_path
     assert report.float_layers == ()
     assert 0 < report.accuracy_drop < 0.4
     parity = compare_with_model(model, load_predictor(tmp_path / "a.onnx"), samples)
-    assert parity.torch_ap == 1
+    assert parity.torch_ap is not None
+    assert parity.torch_ap > 0.9  # some boxes have no area
     assert parity.accuracy_drop == pytest.approx(report.accuracy_drop, abs=1e-6)
     assert 0.5 < parity.agreement < 1
 
@@ -225,13 +233,13 @@ def test_equal_scores_may_be_in_any_order() -> None:
     outputs[:, 0, 2, 3] = outputs[:, 1, 6, 8] = 9.0
     named = {name: value.numpy() for name, value in task.export_outputs(outputs).items()}
     assert scorer.decoding_difference(named) == 0
-    exchanged = {name: value if name == "outputs" else value[:, [1, 0, *range(2, 13)]] for name, value in named.items()}
+    exchanged = {name: value if name == "outputs" else value[:, [1, 0, *range(2, 30)]] for name, value in named.items()}
     assert not np.array_equal(exchanged["boxes"], named["boxes"])
     assert scorer.decoding_difference(exchanged) == 0
     for name in OUTPUTS[1:]:
         wrong = named[name].copy()
         wrong[1, 4] += 1
-        assert scorer.decoding_difference({**named, name: wrong}) == 1
+        assert scorer.decoding_difference({**named, name: wrong}) == pytest.approx(1)
 
 
 def test_the_scale_of_differences_is_that_of_logits_and_that_of_pixels() -> None:
@@ -247,7 +255,7 @@ def test_the_scale_of_differences_is_that_of_logits_and_that_of_pixels() -> None
 
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
 def test_scores_are_the_ap_at_the_sizes_of_the_images_whatever_the_batches(fit: Any) -> None:
-    model = small_detector(Preprocess(SIZE, crop_pct=1.0, fit=fit))
+    model = small_detector(fit=fit)
     predictor, task, size = TorchPredictor(model), detection_task(model), (61, 47)
     samples = labelled_samples(model, 5)
     outputs = predictor.outputs(samples.images)
@@ -261,12 +269,12 @@ def test_scores_are_the_ap_at_the_sizes_of_the_images_whatever_the_batches(fit: 
     assert [each.tolist() for each in parts] == [each.tolist() for each in whole]
     scores = scorer.scores(parts, whole)
     assert scores is not None
-    assert scores == pytest.approx((1, 1))
+    assert scores[0] == scores[1] > 0.9
     others = scorer.reduce(predictor.outputs(images_of(6)[:5]), 0)
     scores = scorer.scores(others, whole)
     assert scores is not None
     assert scores[0] < 0.5
-    assert scorer.agreement(others, whole) < 0.7
+    assert scorer.agreement(others, whole) < 0.8
     without = [(NO_OBJECTS, size)] * len(objects)
     for unknown in (None, without):
         assert output_scorer(task, replace(samples, objects=unknown), True).scores(parts, whole) is None
@@ -283,6 +291,15 @@ def test_the_boxes_of_a_dataset_have_the_classes_of_the_model_by_name() -> None:
     names = [model.class_names[label] for label in objects.labels]
     assert names == [dataset.class_names[label] for label in dataset.test.objects(0).labels]
     assert load_sample_images(model, "fashion", 6).objects is None
+
+
+def test_the_ap_of_a_comparison_is_that_of_evaluate() -> None:
+    model, data = panes_detector(), "panes:train_size=8,size=21x31"
+    samples = load_sample_images(model, data, 10_000)
+    predictor, scorer = TorchPredictor(model), output_scorer(detection_task(model), samples, True)
+    reduced = scorer.reduce(predictor.outputs(samples.images), 0)
+    metrics = vitrail.evaluate(model, data).metrics
+    assert scorer.scores(reduced, reduced) == (metrics["ap"], metrics["ap"])
 
 
 @pytest.mark.compile

@@ -16,6 +16,7 @@ import vitrail
 from tests.browser.sample_models import save_model
 from tests.studio.binary import decode_arrays
 from vitrail.studio.app import create_studio_app
+from vitrail.studio.explained_model import Selection
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.model_store import Cancelled, ModelStore, validate_models
 from vitrail.studio.routes import API, StudioState, static_files
@@ -266,7 +267,7 @@ def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) ->
     desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
     with pytest.raises(Cancelled):
-        desk.saliency(("m0", None), "sample-0", None, "relevance", None, gone)
+        desk.saliency(("m0", None), "sample-0", None, "relevance", Selection(), gone)
     facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"
 

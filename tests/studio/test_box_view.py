@@ -123,7 +123,7 @@ def test_the_objects_of_a_dataset_are_at_the_size_of_the_input(client: TestClien
 
 
 def test_thumbnails_have_boxes_where_they_are_asked_for(client: TestClient) -> None:
-    params = {"image": "d0-train-1", "size": 64}
+    params: dict[str, str | int] = {"image": "d0-train-1", "size": 64}
     plain, drawn = (client.get(f"{HOME}api/image", params={**params, **more}).content for more in ({}, {"boxes": 1}))
     pixels = [np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (plain, drawn)]
     assert pixels[0].shape == pixels[1].shape

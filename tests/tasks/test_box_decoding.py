@@ -1,9 +1,11 @@
 """Boxes from the outputs of a detection model: peaks of its heat map, whatever its size and its other channels."""
 
+from dataclasses import replace
+
 import torch
 from torch.testing import assert_close
 
-from tests.finding_detector import small_detector
+from tests.small_detector import random_detector
 from vitrail.tasks.box_decoding import decode_boxes, find_peaks
 from vitrail.tasks.detection import DetectionTask
 from vitrail.tasks.registry import model_task
@@ -44,7 +46,7 @@ def test_a_map_has_fewer_detections_than_asked_for_only_if_it_has_fewer_cells() 
 
 def test_a_map_of_another_size_is_that_of_a_larger_image() -> None:
     """An exported file may have a dynamic size: the boxes of a part of the map are those of the same cells."""
-    task = model_task(small_detector())
+    task = model_task(random_detector(image=(24, 30)))
     assert isinstance(task, DetectionTask)
     outputs = torch.randn(1, 3 + 4, 16, 18, generator=torch.Generator().manual_seed(0))
     outputs[:, :3, 3, 5] = 9
@@ -55,7 +57,7 @@ def test_a_map_of_another_size_is_that_of_a_larger_image() -> None:
 
 
 def test_agreement_is_that_of_the_boxes_that_are_predicted() -> None:
-    task = model_task(small_detector())
+    task = model_task(random_detector(image=(24, 30)))
     assert isinstance(task, DetectionTask)
     outputs = torch.full((2, 3 + 4, 8, 12), -4.0)
     outputs[:, 3:] = 4.0
@@ -63,6 +65,7 @@ def test_agreement_is_that_of_the_boxes_that_are_predicted() -> None:
     low = outputs.clone()
     low[1, 1, 6, 2] = -1.0  # below the threshold
     assert task.agreement(low, outputs) == 1
+    assert replace(task, thresholds=(0.5, 0.2, 0.5)).agreement(low, outputs) == 0.8
     other = outputs.clone()
     other[1, 2, 5, 9], other[1, 1, 5, 9] = -4.0, 3.0
     assert task.agreement(other, outputs) == 0.5

@@ -23,6 +23,7 @@ from vitrail.studio.box_view import box_view, object_view
 from vitrail.studio.explained_model import Selection, explained_model
 from vitrail.studio.forward_trace import Metadata, NamedArrays, attention_rows, trace_image
 from vitrail.studio.image_library import ImageLibrary
+from vitrail.studio.mask_view import mask_view
 from vitrail.studio.model_store import ModelStore
 from vitrail.studio.run_predictions import RunPredictions
 from vitrail.studio.views import BASELINES, ablation_effect, attention_pair, model_view, saliency_with_curves
@@ -167,6 +168,11 @@ class StudioService:
         cancel_event: Event | None = None,
     ) -> bytes:
         return self._cached_view(model_ref, image, cancel_event, saliency_of, method, target, selection)
+
+    def mask(
+        self, model_ref: ModelRef, image: str, patches: tuple[int, ...], mode: str, seed: int, cancel_event: Event | None = None
+    ) -> bytes:
+        return self._cached_view(model_ref, image, cancel_event, mask_view, patches, mode, seed)
 
     def boxes(
         self, model_ref: ModelRef, image: str, patches: tuple[int, ...], mode: str, seed: int, cancel_event: Event | None = None

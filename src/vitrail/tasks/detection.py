@@ -302,9 +302,9 @@ class DetectionTask(Task):
     def box_agreement(self, detections: Sequence[Float[Tensor, "_ 6"]], expected: Sequence[Float[Tensor, "_ 6"]]) -> float:
         """Return how well the predicted boxes of all images agree with the expected ones; if none is expected, all detections
         are compared, whatever their scores."""
-        least = DEFAULT_THRESHOLD if any((rows[:, 4] >= DEFAULT_THRESHOLD).any() for rows in expected) else 0.0
-        found, wanted = ([rows[rows[:, 4] >= least].numpy() for rows in images] for images in (detections, expected))
-        return box_agreement(found, wanted)
+        if any(self.is_predicted(rows).any() for rows in expected):
+            detections, expected = ([rows[self.is_predicted(rows)] for rows in images] for images in (detections, expected))
+        return box_agreement([rows.numpy() for rows in detections], [rows.numpy() for rows in expected])
 
 
 def object_class_weights(train: Dataset) -> Float[Tensor, " k"]:
