@@ -81,19 +81,20 @@ def test_the_threshold_moves_without_a_request(page: Page, detecting: RunningStu
     requested: list[str] = []
     open_page(page, detecting.link(part="prediction", image="sample-1"))
     wait_until_idle(page)
-    assert page.inner_text(f"{BOXES} [role=status]").startswith(
-        "No box reaches the threshold of its class; the highest score is 0."
-    )
+    assert "No box reaches the threshold of its class; the highest score is 0." in page.inner_text(f"{BOXES} [role=status]")
     assert (rows(page), frames(page)) == ([], 1)  # the best one is explained, and drawn
     page.on("request", lambda request: requested.append(request.url))
-    counts = []
-    for percent in (0, 3, 100):
+    page.fill(f"{BOXES} input[type=range]", "0")
+    scores = [float(row.rsplit(" ", 1)[1]) for row in rows(page)]
+    middle = round(100 * scores[0])  # rounded as they are shown, so that others may reach it too
+    for percent in (0, middle, 100):
         page.fill(f"{BOXES} input[type=range]", str(percent))
         wait_until_idle(page)
-        counts.append(len(rows(page)))
-        assert frames(page) == counts[-1] + 1
-        assert all(float(row.rsplit(" ", 1)[1]) >= percent / 100 for row in rows(page))
-    assert counts[0] > counts[1] > counts[2] == 0
+        shown = rows(page)
+        assert frames(page) == len(shown) + 1
+        assert sum(score > percent / 100 + 0.005 for score in scores) <= len(shown)
+        assert len(shown) <= sum(score >= percent / 100 for score in scores)
+    assert len(scores) > 5
     page.click(f"{BOXES} button:has-text('That of each class')")
     assert page.inner_text(f"{BOXES} output") == "0.50"
     assert requested == []
@@ -149,14 +150,13 @@ def test_images_of_any_size_have_boxes_inside_of_the_stage(
     wait_until_idle(page)
     assert rows(page)
     page.hover(f"{BOXES} .box-list button >> nth=0")
-    assert f"to {size[0]}" in page.inner_text(f"{BOXES} .pixel-info") or "columns 0 to" in page.inner_text(
-        f"{BOXES} .pixel-info"
-    )
+    place = [int(word.strip(",")) for word in page.inner_text(f"{BOXES} .pixel-info").split() if word.strip(",").isdigit()]
+    assert 0 <= place[0] <= place[1] <= size[0]
+    assert 0 <= place[2] <= place[3] <= size[1]
     outside = """(drawing) => {
         const { width, height } = drawing.viewBox.baseVal;
-        return [...drawing.querySelectorAll("rect")].filter((one) => one.x.baseVal.value < 0 || one.y.baseVal.value < 0
-            || one.x.baseVal.value + one.width.baseVal.value > width + 1
-            || one.y.baseVal.value + one.height.baseVal.value > height + 1).length;
+        return [...drawing.querySelectorAll("rect")].map((one) => one.getBBox()).filter((one) =>
+            one.x < 0 || one.y < 0 || one.x + one.width > width + 1 || one.y + one.height > height + 1).length;
     }"""
     assert page.eval_on_selector(f"{BOXES} .box-stage svg", outside) == 0
 

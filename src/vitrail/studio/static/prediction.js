@@ -113,7 +113,10 @@ function build(section, store) {
     widgets.count.max = patches;
     if (!widgets.count.value) widgets.count.value = Math.max(1, Math.round(patches / 4));
     const headless = !trace.meta.top.length;
-    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone || (needsEveryPatch() && one.dataset.mode === "drop");
+    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) {
+      if (one.closest("figure[data-figure=boxes]")) continue;  // their threshold needs no server
+      one.disabled = headless || standalone || (needsEveryPatch() && one.dataset.mode === "drop");
+    }
     for (const one of [rows, barLegend]) one.hidden = headless;
     if (headless) summary.textContent = trace.meta.numbers.length ? `Prediction: ${trace.meta.numbers.map((one) => `${one.name} ${formatNumber(one.value)}`).join(", ")}. `
       + "How it changes is shown for classes only." : "This model has no classification head, so there is no prediction.";
